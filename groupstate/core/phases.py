@@ -1,0 +1,99 @@
+"""Where a group can be, and the one table that says how it gets from phase to phase.
+
+Rule 1: no phase is assigned anywhere else. Rule 2: a missing cell is an error (`IllegalTransition`).
+"""
+
+import enum
+from typing import Final
+
+from groupstate.core import events as ev
+from groupstate.errors import IllegalTransition
+
+
+class Phase(enum.StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILURE = "failure"
+    SAMPLED = "sampled"
+    EVICTED = "evicted"
+    COMMITTED = "committed"
+
+
+class Restored(enum.Enum):
+    """A cell whose next phase is the terminal phase that the group had before it was sampled."""
+
+    TERMINAL = "back to finished or failure"
+
+
+LEGAL = dict[type[ev.Event], "Phase | Restored"]
+
+TRANSITIONS: Final[dict[Phase | None, LEGAL]] = {
+    None: {
+        ev.GroupSubmitted: Phase.PENDING,
+    },
+    Phase.PENDING: {
+        ev.SessionStarted: Phase.RUNNING,
+        ev.SessionFailed: Phase.PENDING,
+        ev.GroupFailed: Phase.FAILURE,
+        ev.GroupRequeued: Phase.PENDING,
+        ev.ResultFenced: Phase.PENDING,
+    },
+    Phase.RUNNING: {
+        ev.SessionStarted: Phase.RUNNING,
+        ev.SessionFinished: Phase.RUNNING,
+        ev.SessionFailed: Phase.RUNNING,
+        ev.GroupFinished: Phase.FINISHED,
+        ev.GroupFailed: Phase.FAILURE,
+        ev.GroupRequeued: Phase.PENDING,
+        ev.ResultFenced: Phase.RUNNING,
+    },
+    Phase.FINISHED: {
+        ev.GroupEvicted: Phase.EVICTED,
+        ev.BatchSampled: Phase.SAMPLED,
+        ev.ResultFenced: Phase.FINISHED,
+    },
+    Phase.FAILURE: {
+        ev.GroupEvicted: Phase.EVICTED,
+        ev.BatchSampled: Phase.SAMPLED,
+        ev.GroupRequeued: Phase.PENDING,
+        ev.ResultFenced: Phase.FAILURE,
+    },
+    Phase.SAMPLED: {
+        ev.BatchReturned: Restored.TERMINAL,
+        ev.BatchCommitted: Phase.COMMITTED,
+        ev.ResultFenced: Phase.SAMPLED,
+    },
+    Phase.EVICTED: {
+        ev.ResultFenced: Phase.EVICTED,
+    },
+    Phase.COMMITTED: {
+        ev.RunRewound: Restored.TERMINAL,
+        ev.ResultFenced: Phase.COMMITTED,
+    },
+}
+
+TERMINAL: Final = frozenset({Phase.FINISHED, Phase.FAILURE})
+IN_FLIGHT: Final = frozenset({Phase.PENDING, Phase.RUNNING})
+
+
+def next_phase(phase: Phase | None, kind: type[ev.Event], group_id: str, *, terminal: Phase | None = None) -> Phase:
+    """The phase that `kind` leads to.
+
+    Args:
+        phase: the group's phase now; None if no such group was ever submitted.
+        kind: type of the event.
+        group_id: for the error.
+        terminal: the terminal phase that the group reached, for the cells that lead back to it.
+
+    Raises:
+        IllegalTransition: the table has no such cell.
+    """
+    target = TRANSITIONS[phase].get(kind)
+    if target is None:
+        legal = sorted(kind.__name__ for kind in TRANSITIONS[phase] if kind is not ev.ResultFenced)
+        raise IllegalTransition(group_id, None if phase is None else str(phase), kind.__name__, legal)
+    if isinstance(target, Restored):
+        assert terminal in TERMINAL
+        return terminal
+    return target

@@ -1,0 +1,1 @@
+"""Who generates: engines behind one protocol."""

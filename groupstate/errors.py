@@ -1,0 +1,219 @@
+"""Every exception of groupstate.
+
+Three kinds of wrong have three tools: our own reasoning an `assert`, the caller or a file one of these, a
+session or an engine a recorded `SessionFailed`. Each error carries its facts as attributes, so that nobody
+has to parse a text, and nothing has changed when it is raised.
+"""
+
+from collections.abc import Mapping, Sequence
+
+
+class GroupstateError(Exception):
+    """Root of all errors that groupstate raises."""
+
+
+# The caller ------------------------------------------------------------------------------------------
+
+
+class IllegalTransition(GroupstateError):
+    """An event that the group's phase has no cell for."""
+
+    def __init__(self, group_id: str, phase: str | None, event: str, legal: Sequence[str]) -> None:
+        self.group_id = group_id
+        self.phase = phase
+        self.event = event
+        self.legal = tuple(legal)
+        state = "was never submitted" if phase is None else f"is {phase}"
+        accepts = ", ".join(legal) if legal else "nothing: that is the end of it"
+        super().__init__(f"group {group_id!r} {state}, so {event} cannot happen; it accepts {accepts}")
+
+
+class UnknownGroup(GroupstateError):
+    """A group that isn't in the book: never submitted, or it has left."""
+
+    def __init__(self, group_id: str, tried: str, known: str = "") -> None:
+        self.group_id = group_id
+        self.tried = tried
+        super().__init__(f"cannot {tried}: group {group_id!r} is not in the book" + (f"; {known}" if known else ""))
+
+
+class DuplicateGroup(GroupstateError):
+    """A group id that the run has used already."""
+
+    def __init__(self, group_id: str, where: str) -> None:
+        self.group_id = group_id
+        super().__init__(
+            f"group id {group_id!r} is taken: {where}; give every group of a run an id of its own, "
+            "or leave it out and one is made"
+        )
+
+
+class SessionStateError(GroupstateError):
+    """A session was driven in an order that can't be: started twice, finished twice, out of range."""
+
+
+class UnusableResult(GroupstateError):
+    """What a session returned can't be recorded: a metric that is not finite, a wrong type, misfit lengths."""
+
+
+class UnknownBatch(GroupstateError):
+    """A batch that isn't out: never sampled, committed already, or returned."""
+
+    def __init__(self, batch: int, tried: str, state: str) -> None:
+        self.batch = batch
+        super().__init__(f"cannot {tried} batch {batch}: it {state}")
+
+
+class BadSettings(GroupstateError):
+    """Rules or settings that contradict themselves, or a key that doesn't exist."""
+
+
+class WeightVersionError(GroupstateError):
+    """A weight version that goes backwards."""
+
+
+# Waiting ---------------------------------------------------------------------------------------------
+
+
+class SampleError(GroupstateError):
+    """A `sample()` that can't be answered. The groups that were ready stay ready."""
+
+
+class NotEnoughGroups(SampleError):
+    """The source is exhausted and what is left can't make up the batch."""
+
+    def __init__(self, needed: int, counts: Mapping[str, int], text: str) -> None:
+        self.needed = needed
+        self.counts = dict(counts)
+        super().__init__(text)
+
+
+class MissingMetric(SampleError):
+    """A finished group lacks the metric that the filter reads."""
+
+    def __init__(self, group_id: str, session: int, metric: str, present: Sequence[str]) -> None:
+        self.group_id = group_id
+        self.session = session
+        self.metric = metric
+        self.present = tuple(present)
+        there = ", ".join(map(repr, present)) if present else "none at all"
+        super().__init__(
+            f"session {session} of group {group_id!r} has no metric {metric!r}, which filter_metric reads; "
+            f"it has {there}. Report {metric!r} from every session, name another filter_metric, or set "
+            "on_missing to 'keep' or 'evict'"
+        )
+
+
+class EvictionStreak(SampleError):
+    """Group after group was evicted and none became sampleable."""
+
+    def __init__(self, streak: int, bound: int, reasons: Mapping[str, int], text: str) -> None:
+        self.streak = streak
+        self.bound = bound
+        self.reasons = dict(reasons)
+        super().__init__(text)
+
+
+class RefillLimitExceeded(SampleError):
+    """One batch took more groups than `generated_groups_max` allows."""
+
+    def __init__(self, generated: int, bound: int, reasons: Mapping[str, int], text: str) -> None:
+        self.generated = generated
+        self.bound = bound
+        self.reasons = dict(reasons)
+        super().__init__(text)
+
+
+class SampleTimeout(SampleError, TimeoutError):
+    """A `sample()` ran out of time; the text says what it was waiting for."""
+
+
+class SamplerBusy(SampleError):
+    """A second sampler in a partition that serves one at a time."""
+
+
+class RolloutDied(SampleError):
+    """The rollout ended with an error, so what a sampler waits for will not come."""
+
+
+class RunIsClosed(GroupstateError):
+    """The run is closed or closing."""
+
+
+# The log ---------------------------------------------------------------------------------------------
+
+
+class LogError(GroupstateError):
+    """Root of what can be wrong with a log."""
+
+
+class CorruptLog(LogError):
+    """Damage that is not a torn tail. Nothing was changed."""
+
+    def __init__(self, path: str, offset: int, seq: int, what: str, advice: str = "") -> None:
+        self.path = path
+        self.offset = offset
+        self.seq = seq
+        self.what = what
+        super().__init__(
+            f"{path} is damaged at byte {offset}, in or after event {seq}: {what}." + (f" {advice}" if advice else "")
+        )
+
+
+class LostEvents(LogError):
+    """Events that were acknowledged as durable are not there."""
+
+    def __init__(self, path: str, first: int, last: int) -> None:
+        self.path = path
+        self.first = first
+        self.last = last
+        super().__init__(
+            f"{path} lost events {first} to {last}: they were acknowledged as durable and are not there. "
+            "The disk or the file system dropped them, or the files are an older copy."
+        )
+
+
+class LogFailed(LogError):
+    """A write or a flush failed. The log refuses everything from then on; open the run again."""
+
+
+class LogInUse(LogError):
+    """Another process writes this log."""
+
+
+class NotARun(LogError):
+    """A path that is not a run directory."""
+
+
+class UnsupportedLog(LogError):
+    """A log of a format or with an event kind that this version of groupstate doesn't know."""
+
+
+class DamagedPayload(LogError):
+    """A payload that is missing or isn't what its event says."""
+
+
+class BadMark(LogError):
+    """A checkpoint mark of another run, of a later log, or too old to go back to."""
+
+
+# Engines and input -----------------------------------------------------------------------------------
+
+
+class EngineError(GroupstateError):
+    """An engine refused a request or died."""
+
+
+class BadInput(GroupstateError):
+    """A file that the user named can't be used; the text says which line and what would be right."""
+
+
+class MissingExtra(GroupstateError):
+    """A feature needs a package that isn't installed."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(f"{feature} needs {package}; install it with: pip install 'groupstate[{extra}]'")
+
+
+class Unsupported(GroupstateError):
+    """The platform or the event loop lacks something that groupstate needs."""

@@ -1,0 +1,1 @@
+"""What is kept: the event log and the payload store, behind two small protocols."""
