@@ -168,6 +168,8 @@ class GroupFinished(Event, tag=21, frozen=True):
 
 class GroupFailed(Event, tag=22, frozen=True):
     group_id: str
+    cancelled: bool = False
+    """Somebody gave the group up (`run.cancel`), and that is what ended it."""
 
 
 class GroupEvicted(Event, tag=23, frozen=True):

@@ -1,0 +1,595 @@
+"""The projection of the log: every live group, the indexes over them, and the totals.
+
+Rule 1: only `apply` changes it, and only after everything that could be wrong was checked.
+Rule 2: applying an event costs the same however many groups are held.
+Rule 3: nothing here reads a rule, but `basis`, which the log itself carries.
+"""
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+from msgspec.structs import replace
+from sortedcontainers import SortedList
+
+from groupstate.core import events as ev
+from groupstate.core.group import Group, evolve, submitted, versions_used
+from groupstate.core.phases import IN_FLIGHT, TERMINAL, TRANSITIONS, Phase, next_phase
+from groupstate.errors import BadMark, DuplicateGroup, UnknownBatch, UnknownGroup
+
+DEPARTED_IDS_MAX = 1_000_000
+"""Ids of groups that have left, kept to refuse their reuse and to fence their late results (about 0.1 GB)."""
+
+MARKS_KEPT = 2
+"""Checkpoint marks that a run can go back to; committed groups newer than the older one are kept aside."""
+
+OrderKey = tuple[int, int, str]
+"""(version that lag is counted from, seq of the submission, group id): the order of sampling."""
+
+
+@attrs.frozen
+class OpenRequest:
+    """A `sample()` that waits."""
+
+    request: int
+    partition: ev.Partition
+    size: int
+    weight_version: int
+    seq: int
+    at_ns: int
+
+
+@attrs.frozen
+class OpenBatch:
+    """A batch that is with the trainer: sampled, and neither committed nor returned."""
+
+    batch: int
+    partition: ev.Partition
+    group_ids: tuple[str, ...]
+    lags: tuple[int, ...]
+    weight_version: int
+    seq: int
+
+
+@attrs.frozen
+class Credit:
+    """One refill that an eviction earned and that is still to be submitted."""
+
+    size: int
+    dataset: str
+    evicted: str
+
+
+@attrs.frozen
+class Mark:
+    mark: int
+    seq: int
+    weight_version: int
+    lineage: int
+    name: str = ""
+
+
+@attrs.define
+class Window:
+    """Counts of one partition since its previous batch was sampled."""
+
+    evicted: Counter[str] = attrs.field(factory=Counter)
+    """Groups per reason; a group with two reasons counts under both."""
+    evicted_groups: int = 0
+    stale_lags: list[int] = attrs.field(factory=list)
+    submitted: int = 0
+    refills: int = 0
+    forfeited: int = 0
+    fenced: int = 0
+    sessions_failed: Counter[str] = attrs.field(factory=Counter)
+
+
+class _Shelf:
+    """Indexes over the live groups of one partition."""
+
+    def __init__(self) -> None:
+        self.phases: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
+        self.ready: SortedList[OrderKey] = SortedList()
+        self.in_flight: SortedList[OrderKey] = SortedList()
+
+
+class Book:
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+        """Live groups: everything but evicted and committed ones."""
+        self.aside: dict[str, Group] = {}
+        """Committed groups that a kept mark could still bring back."""
+        self.departed: dict[str, Phase] = {}
+        self.requests: dict[int, OpenRequest] = {}
+        self.batches: dict[int, OpenBatch] = {}
+        self.credits: deque[Credit] = deque()
+        self.marks: list[Mark] = []
+        self.windows: dict[ev.Partition, Window] = {}
+        self.totals: Counter[str] = Counter()
+        self.datasets: dict[str, Counter[str]] = {}
+        self.run_id = ""
+        self.rules: dict[str, Any] = {}
+        self.weight_version = 0
+        self.lineage = 1
+        self.last_seq = 0
+        self.last_at_ns = 0
+        self.last_request = 0
+        self.last_batch = 0
+        self.last_mark = 0
+        self.source_position = 0
+        """Index of the first prompt of the source that was not submitted yet."""
+        self.source_exhausted = False
+        self.held_reason = ""
+        self.closed = False
+        self._basis = "dispatch"
+        self._shelves: dict[ev.Partition, _Shelf] = {}
+        self._committed_at: deque[tuple[int, str]] = deque()
+
+    # Reading -----------------------------------------------------------------------------------------
+
+    def group(self, group_id: str, tried: str = "look up") -> Group:
+        """The live group.
+
+        Raises:
+            UnknownGroup: it never was submitted or it has left.
+        """
+        found = self.groups.get(group_id)
+        if found is None:
+            left = self.departed.get(group_id)
+            raise UnknownGroup(group_id, tried, f"it was {left} and has left" if left else "it was never submitted")
+        return found
+
+    def lag(self, group: Group) -> int:
+        """Weight versions between what the group counts from and the current one; 0 if it is newer."""
+        return max(0, self.weight_version - group.aged_from)
+
+    def count(self, *phases: Phase, partition: ev.Partition | None = None) -> int:
+        shelves = self._shelves.values() if partition is None else [self._shelf(partition)]
+        return sum(len(shelf.phases[phase]) for shelf in shelves for phase in phases)
+
+    def in_phase(self, phase: Phase, partition: ev.Partition | None = None) -> Iterator[Group]:
+        """Live groups in a phase, in the order in which they came to it."""
+        shelves = list(self._shelves.values()) if partition is None else [self._shelf(partition)]
+        return (self.groups[group_id] for shelf in shelves for group_id in shelf.phases[phase])
+
+    def in_flight_count(self, partition: ev.Partition = ev.TRAIN) -> int:
+        return len(self._shelf(partition).in_flight)
+
+    def ready_count(self, partition: ev.Partition = ev.TRAIN) -> int:
+        return len(self._shelf(partition).ready)
+
+    def ready(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Group]:
+        """Terminal groups that can be sampled, oldest first (version, then submission)."""
+        return (self.groups[key[2]] for key in self._shelf(partition).ready)
+
+    def oldest_in_flight(self, partition: ev.Partition = ev.TRAIN) -> Group | None:
+        keys = self._shelf(partition).in_flight
+        return self.groups[keys[0][2]] if keys else None
+
+    def waiting(self, partition: ev.Partition = ev.TRAIN) -> list[OpenRequest]:
+        """Waiting `sample()` calls in order of arrival."""
+        return [request for request in self.requests.values() if request.partition == partition]
+
+    def window(self, partition: ev.Partition) -> Window:
+        if partition not in self.windows:
+            self.windows[partition] = Window()
+        return self.windows[partition]
+
+    def partitions(self) -> list[ev.Partition]:
+        return sorted(self._shelves)
+
+    def is_taken(self, group_id: str) -> str | None:
+        """Where an id is in use, as text; None if it is free."""
+        if group_id in self.groups:
+            return f"it is {self.groups[group_id].phase}"
+        left = self.departed.get(group_id)
+        return f"it was {left} and has left the book" if left else None
+
+    # Writing -----------------------------------------------------------------------------------------
+
+    def preview(self, event: ev.Event, seq: int, at_ns: int) -> Group | None:
+        """The group that `event` is about, as it would be after it; nothing is changed.
+
+        Raises:
+            GroupstateError: the event can't happen now.
+        """
+        check = _CHECKS.get(type(event))
+        if check is not None:
+            check(self, event)
+            return None
+        group_id = getattr(event, "group_id", None)
+        if group_id is None:
+            return None
+        return evolve(self._live(group_id, type(event)), event, seq, at_ns)
+
+    def apply(self, record: ev.Record) -> None:
+        """Take one event in.
+
+        Raises:
+            GroupstateError: the event can't happen now; nothing has changed.
+        """
+        assert record.seq == self.last_seq + 1, f"event {record.seq} after event {self.last_seq}"
+        event = record.event
+        handler = _APPLY.get(type(event))
+        if handler is not None:
+            handler(self, event, record.seq, record.at_ns)
+        else:
+            before = self._live(event.group_id, type(event))  # type: ignore[union-attr]
+            self._put(before, evolve(before, event, record.seq, record.at_ns))
+        self.last_seq = record.seq
+        self.last_at_ns = record.at_ns
+
+    def state(self) -> dict[str, Any]:
+        """Everything as plain values, for comparison and digests; order included where it matters."""
+        return {
+            "groups": [msgspec.to_builtins(group) for group in self.groups.values()],
+            "aside": [msgspec.to_builtins(group) for group in self.aside.values()],
+            "departed": {key: str(phase) for key, phase in self.departed.items()},
+            "ready": {name: [list(key) for key in shelf.ready] for name, shelf in sorted(self._shelves.items())},
+            "in_flight": {name: [list(k) for k in shelf.in_flight] for name, shelf in sorted(self._shelves.items())},
+            "phases": {
+                name: {str(phase): list(ids) for phase, ids in shelf.phases.items()}
+                for name, shelf in sorted(self._shelves.items())
+            },
+            "requests": [attrs.astuple(request) for request in self.requests.values()],
+            "batches": [attrs.astuple(batch) for batch in self.batches.values()],
+            "credits": [attrs.astuple(credit) for credit in self.credits],
+            "marks": [attrs.astuple(mark) for mark in self.marks],
+            "windows": {name: attrs.asdict(window) for name, window in sorted(self.windows.items())},
+            "totals": dict(sorted(self.totals.items())),
+            "datasets": {name: dict(sorted(c.items())) for name, c in sorted(self.datasets.items())},
+            "run": [
+                self.run_id,
+                self.rules,
+                self.weight_version,
+                self.lineage,
+                self.last_seq,
+                self.last_request,
+                self.last_batch,
+                self.last_mark,
+                self.source_position,
+                self.source_exhausted,
+                self.held_reason,
+                self.closed,
+            ],
+        }
+
+    def digest(self) -> str:
+        """SHA-256 of `state()`: equal books have equal digests."""
+        return hashlib.sha256(msgspec.json.encode(self.state())).hexdigest()
+
+    # Parts of apply ----------------------------------------------------------------------------------
+
+    def _shelf(self, partition: ev.Partition) -> _Shelf:
+        shelf = self._shelves.get(partition)
+        if shelf is None:
+            shelf = self._shelves[partition] = _Shelf()
+        return shelf
+
+    def _live(self, group_id: str, kind: type[ev.Event]) -> Group:
+        group = self.groups.get(group_id)
+        if group is None:
+            next_phase(self.departed.get(group_id), kind, group_id)
+            raise UnknownGroup(group_id, f"apply {kind.__name__}", "it has left the book")
+        return group
+
+    def _put(self, before: Group, after: Group) -> None:
+        """Replace a live group and move it between the indexes."""
+        shelf = self._shelf(before.partition)
+        if before.phase is not after.phase:
+            after = self._aged(before, after)
+            self._unindex(shelf, before)
+            self._index(shelf, after)
+        self.groups[after.group_id] = after
+
+    def _aged(self, before: Group, after: Group) -> Group:
+        """A group that has just become terminal counts its lag from what the basis says."""
+        if self._basis == "dispatch" or before.phase in TERMINAL or after.phase not in TERMINAL:
+            return after
+        used = versions_used(after)
+        if used is None or before.phase is Phase.SAMPLED:
+            return after
+        first, oldest, newest = used
+        return replace(
+            after, aged_from={"first_token": first, "oldest_token": oldest, "newest_token": newest}[self._basis]
+        )
+
+    def _index(self, shelf: _Shelf, group: Group) -> None:
+        shelf.phases[group.phase][group.group_id] = None
+        if group.phase in IN_FLIGHT:
+            shelf.in_flight.add(_key(group))
+        elif group.phase in TERMINAL and _has_rows(group):
+            shelf.ready.add(_key(group))
+
+    def _unindex(self, shelf: _Shelf, group: Group) -> None:
+        del shelf.phases[group.phase][group.group_id]
+        if group.phase in IN_FLIGHT:
+            shelf.in_flight.remove(_key(group))
+        elif group.phase in TERMINAL and _has_rows(group):
+            shelf.ready.remove(_key(group))
+
+    def _leave(self, group: Group, phase: Phase) -> None:
+        self._unindex(self._shelf(group.partition), group)
+        del self.groups[group.group_id]
+        self._depart(group.group_id, phase)
+
+    def _depart(self, group_id: str, phase: Phase) -> None:
+        self.departed[group_id] = phase
+        if len(self.departed) > DEPARTED_IDS_MAX:
+            del self.departed[next(iter(self.departed))]
+
+    def _dataset(self, name: str) -> Counter[str]:
+        if name not in self.datasets:
+            self.datasets[name] = Counter()
+        return self.datasets[name]
+
+    # Groups
+
+    def _submitted(self, event: ev.GroupSubmitted, seq: int, at_ns: int) -> None:
+        _check_submitted(self, event)
+        group = submitted(event, seq, at_ns)
+        self.groups[group.group_id] = group
+        self._index(self._shelf(group.partition), group)
+        self.totals["submitted"] += 1
+        self._dataset(group.dataset)["submitted"] += 1
+        window = self.window(group.partition)
+        window.submitted += 1
+        if event.cause == "refill":
+            self.credits.popleft()
+            self.totals["refills"] += 1
+            window.refills += 1
+        self.source_position = max(self.source_position, event.source_position + 1)
+
+    def _evicted(self, event: ev.GroupEvicted, seq: int, at_ns: int) -> None:
+        before = self._live(event.group_id, ev.GroupEvicted)
+        after = evolve(before, event, seq, at_ns)
+        self._leave(before, after.phase)
+        self.totals["evicted"] += 1
+        self.totals["credit"] += event.credit
+        self._dataset(before.dataset)["evicted"] += 1
+        self.credits.extend([Credit(before.size, before.dataset, before.group_id)] * event.credit)
+        window = self.window(before.partition)
+        window.evicted_groups += 1
+        for reason in event.reasons:
+            window.evicted[reason] += 1
+            self.totals[f"evicted/{reason}"] += 1
+        if "stale" in event.reasons:
+            window.stale_lags.append(event.lag)
+
+    def _fenced(self, event: ev.ResultFenced, seq: int, at_ns: int) -> None:
+        _check_fenced(self, event)
+        self.totals["fenced"] += 1
+        group = self.groups.get(event.group_id)
+        if group is not None:
+            self.window(group.partition).fenced += 1
+
+    def _session_failed(self, event: ev.SessionFailed, seq: int, at_ns: int) -> None:
+        before = self._live(event.group_id, ev.SessionFailed)
+        self._put(before, evolve(before, event, seq, at_ns))
+        self.totals[f"session_failed/{event.failure}"] += 1
+        self.window(before.partition).sessions_failed[event.failure] += 1
+
+    def _forfeited(self, event: ev.RefillForfeited, seq: int, at_ns: int) -> None:
+        _check_forfeited(self, event)
+        for _ in range(min(event.count, len(self.credits))):
+            self.credits.pop()
+            self.totals["forfeited"] += 1
+        self.window(ev.TRAIN).forfeited += event.count
+
+    # Batches
+
+    def _requested(self, event: ev.BatchRequested, seq: int, at_ns: int) -> None:
+        assert event.request == self.last_request + 1
+        self.requests[event.request] = OpenRequest(
+            event.request, event.partition, event.size, event.weight_version, seq, at_ns
+        )
+        self._shelf(event.partition)
+        self.last_request = event.request
+
+    def _request_cancelled(self, event: ev.BatchRequestCancelled, seq: int, at_ns: int) -> None:
+        del self.requests[event.request]
+
+    def _sampled(self, event: ev.BatchSampled, seq: int, at_ns: int) -> None:
+        groups = _check_sampled(self, event)
+        for group, lag in zip(groups, event.lags, strict=True):
+            after = replace(evolve(group, event, seq, at_ns), batch=event.batch, sampled_lag=lag)
+            self._put(group, after)
+            self._dataset(group.dataset)["sampled"] += 1
+        del self.requests[event.request]
+        self.batches[event.batch] = OpenBatch(
+            event.batch, event.partition, event.group_ids, event.lags, event.weight_version, seq
+        )
+        self.last_batch = event.batch
+        self.totals["batches"] += 1
+        self.windows[event.partition] = Window()
+
+    def _returned(self, event: ev.BatchReturned, seq: int, at_ns: int) -> None:
+        batch = _check_batch(self, event, "return")
+        del self.batches[event.batch]
+        for group_id in batch.group_ids:
+            group = self.groups[group_id]
+            self._put(group, self._back(group, evolve(group, event, seq, at_ns)))
+        self.totals["batches_returned"] += 1
+
+    def _back(self, before: Group, after: Group) -> Group:
+        """A group that comes back keeps the lag it was sampled with, so it isn't stale before it is back."""
+        aged_from = max(after.aged_from, self.weight_version - before.sampled_lag)
+        return replace(after, aged_from=aged_from, batch=0, sampled_lag=0)
+
+    def _committed(self, event: ev.BatchCommitted, seq: int, at_ns: int) -> None:
+        batch = _check_batch(self, event, "commit")
+        del self.batches[event.batch]
+        for group_id in batch.group_ids:
+            before = self.groups[group_id]
+            self._leave(before, Phase.COMMITTED)
+            self._dataset(before.dataset)["committed"] += 1
+            if self.marks:
+                self.aside[group_id] = evolve(before, event, seq, at_ns)
+                self._committed_at.append((seq, group_id))
+        self.totals["committed"] += len(batch.group_ids)
+        self.totals["batches_committed"] += 1
+
+    # Run
+
+    def _run_started(self, event: ev.RunStarted, seq: int, at_ns: int) -> None:
+        self.run_id = event.run_id
+        self._in_force(event.rules, event.weight_version, event.lineage)
+
+    def _recovered(self, event: ev.RunRecovered, seq: int, at_ns: int) -> None:
+        self._in_force(event.rules, event.weight_version, event.lineage)
+        self.closed = False
+        self.requests.clear()
+
+    def _in_force(self, rules: dict[str, Any], weight_version: int, lineage: int) -> None:
+        self.rules = rules
+        self._basis = rules.get("basis", "dispatch")
+        self.weight_version = weight_version
+        self.lineage = lineage
+
+    def _published(self, event: ev.WeightsPublished, seq: int, at_ns: int) -> None:
+        self.weight_version = event.weight_version
+        self.lineage = event.lineage
+
+    def _exhausted(self, event: ev.SourceExhausted, seq: int, at_ns: int) -> None:
+        self.source_exhausted = True
+
+    def _held(self, event: ev.AdmissionHeld, seq: int, at_ns: int) -> None:
+        self.held_reason = event.reason
+
+    def _marked(self, event: ev.CheckpointMarked, seq: int, at_ns: int) -> None:
+        self.last_mark = event.mark
+        self.marks.append(Mark(event.mark, seq, event.weight_version, event.lineage, event.name))
+        del self.marks[:-MARKS_KEPT]
+        while self._committed_at and self._committed_at[0][0] <= self.marks[0].seq:
+            self.aside.pop(self._committed_at.popleft()[1], None)
+
+    def _rewound(self, event: ev.RunRewound, seq: int, at_ns: int) -> None:
+        _check_rewound(self, event)
+        self.weight_version = event.weight_version
+        self.lineage = event.lineage
+        self.marks = [mark for mark in self.marks if mark.seq <= event.mark_seq]
+        for group in list(self.groups.values()):
+            if group.aged_from > event.weight_version:
+                # Work of the abandoned line counts its lag from the mark.
+                self._put_aged(group, event.weight_version)
+        undone = [group_id for at, group_id in self._committed_at if at > event.mark_seq]
+        self._committed_at = deque((at, g) for at, g in self._committed_at if at <= event.mark_seq)
+        for group_id in undone:
+            before = self.aside.pop(group_id)
+            before = replace(before, aged_from=min(before.aged_from, event.weight_version))
+            after = self._back(before, evolve(before, event, seq, at_ns))
+            self.departed.pop(group_id, None)
+            self.groups[group_id] = after
+            self._index(self._shelf(after.partition), after)
+            self._dataset(after.dataset)["committed"] -= 1
+        self.totals["committed"] -= len(undone)
+
+    def _put_aged(self, group: Group, aged_from: int) -> None:
+        shelf = self._shelf(group.partition)
+        self._unindex(shelf, group)
+        after = replace(group, aged_from=aged_from)
+        self._index(shelf, after)
+        self.groups[group.group_id] = after
+
+    def _closed(self, event: ev.RunClosed, seq: int, at_ns: int) -> None:
+        self.closed = True
+
+
+def _key(group: Group) -> OrderKey:
+    return (group.aged_from, group.submitted_seq, group.group_id)
+
+
+def _has_rows(group: Group) -> bool:
+    """Training never samples a group without a trajectory; validation takes every terminal one."""
+    return group.trajectory_count > 0 or group.partition == ev.VALIDATION
+
+
+def _check_submitted(book: Book, event: ev.GroupSubmitted) -> None:
+    where = book.is_taken(event.group_id)
+    if where is not None:
+        raise DuplicateGroup(event.group_id, where)
+    assert event.size >= 1
+    assert event.cause != "refill" or book.credits, "a refill without credit"
+
+
+def _check_fenced(book: Book, event: ev.ResultFenced) -> None:
+    if event.group_id not in book.groups:
+        next_phase(book.departed.get(event.group_id), ev.ResultFenced, event.group_id)
+
+
+def _check_forfeited(book: Book, event: ev.RefillForfeited) -> None:
+    assert event.count > 0
+
+
+def _check_sampled(book: Book, event: ev.BatchSampled) -> Sequence[Group]:
+    assert event.request in book.requests
+    assert event.batch == book.last_batch + 1
+    assert len(set(event.group_ids)) == len(event.group_ids)
+    groups = [book._live(group_id, ev.BatchSampled) for group_id in event.group_ids]
+    for group in groups:
+        next_phase(group.phase, ev.BatchSampled, group.group_id)
+        assert _has_rows(group)
+        assert group.partition == event.partition
+    return groups
+
+
+def _check_batch(book: Book, event: ev.BatchReturned | ev.BatchCommitted, tried: str) -> OpenBatch:
+    batch = book.batches.get(event.batch)
+    if batch is None:
+        state = "was committed or returned already" if event.batch <= book.last_batch else "was never sampled"
+        raise UnknownBatch(event.batch, tried, state)
+    return batch
+
+
+def _check_rewound(book: Book, event: ev.RunRewound) -> None:
+    if all(mark.seq != event.mark_seq for mark in book.marks):
+        kept = ", ".join(f"{mark.mark} (event {mark.seq})" for mark in book.marks) or "none"
+        raise BadMark(f"mark {event.mark} at event {event.mark_seq} can't be gone back to; marks that are kept: {kept}")
+    assert not book.batches, "batches come back before the run is rewound"
+
+
+Check = Callable[[Book, Any], object]
+_CHECKS: dict[type[ev.Event], Check] = {
+    ev.GroupSubmitted: _check_submitted,
+    ev.ResultFenced: _check_fenced,
+    ev.RefillForfeited: _check_forfeited,
+    ev.BatchSampled: _check_sampled,
+    ev.BatchReturned: lambda book, event: _check_batch(book, event, "return"),
+    ev.BatchCommitted: lambda book, event: _check_batch(book, event, "commit"),
+    ev.RunRewound: _check_rewound,
+}
+
+_APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
+    ev.RunStarted: Book._run_started,
+    ev.WeightsPublished: Book._published,
+    ev.SourceExhausted: Book._exhausted,
+    ev.AdmissionHeld: Book._held,
+    ev.CheckpointMarked: Book._marked,
+    ev.RunRecovered: Book._recovered,
+    ev.RunRewound: Book._rewound,
+    ev.RunClosed: Book._closed,
+    ev.GroupSubmitted: Book._submitted,
+    ev.GroupEvicted: Book._evicted,
+    ev.ResultFenced: Book._fenced,
+    ev.RefillForfeited: Book._forfeited,
+    ev.SessionFailed: Book._session_failed,
+    ev.BatchRequested: Book._requested,
+    ev.BatchRequestCancelled: Book._request_cancelled,
+    ev.BatchSampled: Book._sampled,
+    ev.BatchReturned: Book._returned,
+    ev.BatchCommitted: Book._committed,
+}
+
+
+def replayed(records: Iterable[ev.Record]) -> Book:
+    """The book that a log leads to."""
+    book = Book()
+    for record in records:
+        book.apply(record)
+    return book
+
+
+__all__ = ["TRANSITIONS", "Book", "Credit", "Mark", "OpenBatch", "OpenRequest", "Window", "replayed"]

@@ -1,0 +1,292 @@
+"""A group and its sessions as values, and what each event makes of them.
+
+Rule 1: nothing is edited; `evolve` gives the group after the event, or raises and nothing has changed.
+Rule 2: a group is terminal only after the latest attempt of every session has ended.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from groupstate.core import events as ev
+from groupstate.core.phases import Phase, next_phase
+from groupstate.errors import SessionStateError
+
+SessionState: TypeAlias = Literal["waiting", "open", "finished", "failed"]
+"""`waiting`: the attempt is still to begin (the first, a retry that is due, or after a requeue)."""
+
+Range: TypeAlias = tuple[float, float, int]
+"""Lowest value, highest value, how many values."""
+
+SETTLED: frozenset[str] = frozenset({"finished", "failed"})
+
+
+class Session(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    state: SessionState = "waiting"
+    attempt: int = 1
+    trajectories: tuple[ev.TrajectoryRecord, ...] = ()
+    payload: ev.PayloadRef | None = None
+    failure: ev.FailureKind | None = None
+    message: str = ""
+    started_at_ns: int = 0
+    ended_at_ns: int = 0
+    last_seq: int = 0
+    weight_version: int | None = None
+
+
+class Group(msgspec.Struct, array_like=True, frozen=True):
+    group_id: str
+    size: int
+    """Sessions."""
+    phase: Phase
+    partition: ev.Partition
+    dataset: str
+    stamp: int
+    """Weight version at submission."""
+    aged_from: int
+    """Weight version that the lag is counted from: the stamp, or what the rules' basis makes of it."""
+    submitted_seq: int
+    submitted_at_ns: int
+    cause: ev.Cause
+    source_position: int
+    prompt: ev.PayloadRef | None
+    prompt_length: int
+    target_version: int | None
+    sessions: tuple[Session, ...]
+    settled_count: int = 0
+    finished_count: int = 0
+    trajectory_count: int = 0
+    session_ranges: Mapping[str, Range] = {}
+    """Per metric: range over the last trajectory of each finished session."""
+    trajectory_ranges: Mapping[str, Range] = {}
+    """Per metric: range over all trajectories."""
+    terminal: Phase | None = None
+    terminal_seq: int = 0
+    partial: bool = False
+    cancelled: bool = False
+    requeue_count: int = 0
+    batch: int = 0
+    sampled_lag: int = 0
+    last_seq: int = 0
+    last_at_ns: int = 0
+
+    @property
+    def settled(self) -> bool:
+        return self.settled_count == self.size
+
+    @property
+    def failed_count(self) -> int:
+        return self.settled_count - self.finished_count
+
+    @property
+    def in_flight(self) -> bool:
+        return self.phase is Phase.PENDING or self.phase is Phase.RUNNING
+
+    def payloads(self) -> list[ev.PayloadRef]:
+        """Everything in the payload store that belongs to this group, the prompt included."""
+        refs = [session.payload for session in self.sessions if session.payload is not None]
+        return refs if self.prompt is None else [self.prompt, *refs]
+
+
+def submitted(event: ev.GroupSubmitted, seq: int, at_ns: int) -> Group:
+    return Group(
+        group_id=event.group_id,
+        size=event.size,
+        phase=Phase.PENDING,
+        partition=event.partition,
+        dataset=event.dataset,
+        stamp=event.weight_version,
+        aged_from=event.weight_version,
+        submitted_seq=seq,
+        submitted_at_ns=at_ns,
+        cause=event.cause,
+        source_position=event.source_position,
+        prompt=event.prompt,
+        prompt_length=event.prompt_length,
+        target_version=event.target_version,
+        sessions=(Session(),) * event.size,
+        last_seq=seq,
+        last_at_ns=at_ns,
+    )
+
+
+def evolve(group: Group, event: ev.Event, seq: int, at_ns: int) -> Group:
+    """The group after `event`.
+
+    Raises:
+        IllegalTransition: the table has no cell for it.
+        SessionStateError: the session can't do that now.
+    """
+    phase = next_phase(group.phase, type(event), group.group_id, terminal=group.terminal)
+    handler = _HANDLERS.get(type(event))
+    if handler is not None:
+        group = handler(group, event, seq, at_ns)
+    return replace(group, phase=phase, last_seq=seq, last_at_ns=at_ns)
+
+
+def _session(group: Group, event: Any, *allowed: SessionState) -> Session:
+    number = event.session
+    if not 0 <= number < group.size:
+        raise SessionStateError(
+            f"group {group.group_id!r} has sessions 0 to {group.size - 1}, so there is no session {number}"
+        )
+    session: Session = group.sessions[number]
+    if session.attempt != event.attempt or session.state not in allowed:
+        raise SessionStateError(
+            f"session {number} of group {group.group_id!r} is {session.state} in attempt {session.attempt}, so "
+            f"{type(event).__name__} of attempt {event.attempt} cannot happen; "
+            f"it needs attempt {session.attempt} to be {' or '.join(allowed)}"
+        )
+    return session
+
+
+def _with(group: Group, number: int, session: Session, **changes: Any) -> Group:
+    sessions = (*group.sessions[:number], session, *group.sessions[number + 1 :])
+    return replace(group, sessions=sessions, **changes)
+
+
+def _started(group: Group, event: ev.SessionStarted, seq: int, at_ns: int) -> Group:
+    session = _session(group, event, "waiting")
+    opened = replace(
+        session, state="open", started_at_ns=at_ns, last_seq=seq, weight_version=event.weight_version, failure=None
+    )
+    return _with(group, event.session, opened)
+
+
+def _finished(group: Group, event: ev.SessionFinished, seq: int, at_ns: int) -> Group:
+    session = _session(group, event, "open")
+    ended = replace(
+        session,
+        state="finished",
+        trajectories=event.trajectories,
+        payload=event.payload,
+        ended_at_ns=at_ns,
+        last_seq=seq,
+    )
+    last = event.trajectories[-1:]
+    return _with(
+        group,
+        event.session,
+        ended,
+        settled_count=group.settled_count + 1,
+        finished_count=group.finished_count + 1,
+        trajectory_count=group.trajectory_count + len(event.trajectories),
+        session_ranges=widened(group.session_ranges, last),
+        trajectory_ranges=widened(group.trajectory_ranges, event.trajectories),
+    )
+
+
+def widened(ranges: Mapping[str, Range], trajectories: tuple[ev.TrajectoryRecord, ...]) -> Mapping[str, Range]:
+    """`ranges` with the metrics of `trajectories` taken in."""
+    if not trajectories:
+        return ranges
+    wider = dict(ranges)
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            low, high, count = wider.get(name, (value, value, 0))
+            wider[name] = (min(low, value), max(high, value), count + 1)
+    return wider
+
+
+def _failed(group: Group, event: ev.SessionFailed, seq: int, at_ns: int) -> Group:
+    session = _session(group, event, "open", "waiting")
+    ended = replace(session, failure=event.failure, message=event.message, ended_at_ns=at_ns, last_seq=seq)
+    if event.retry_in_s is not None:
+        return _with(group, event.session, replace(ended, state="waiting", attempt=session.attempt + 1))
+    return _with(group, event.session, replace(ended, state="failed"), settled_count=group.settled_count + 1)
+
+
+def _terminal(group: Group, event: ev.GroupFinished | ev.GroupFailed, seq: int, at_ns: int) -> Group:
+    if not group.settled:
+        waiting = [i for i, session in enumerate(group.sessions) if session.state not in SETTLED]
+        raise SessionStateError(
+            f"group {group.group_id!r} cannot be terminal: sessions {waiting} have not settled; "
+            "a terminal event comes after the end of every session's latest attempt"
+        )
+    finished = isinstance(event, ev.GroupFinished)
+    return replace(
+        group,
+        terminal=Phase.FINISHED if finished else Phase.FAILURE,
+        terminal_seq=seq,
+        partial=isinstance(event, ev.GroupFinished) and event.partial,
+        cancelled=isinstance(event, ev.GroupFailed) and event.cancelled,
+    )
+
+
+def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Group:
+    again = tuple(Session(attempt=session.attempt + 1, last_seq=seq) for session in group.sessions)
+    return replace(
+        group,
+        sessions=again,
+        settled_count=0,
+        finished_count=0,
+        trajectory_count=0,
+        session_ranges={},
+        trajectory_ranges={},
+        terminal=None,
+        terminal_seq=0,
+        partial=False,
+        cancelled=False,
+        aged_from=group.stamp,
+        requeue_count=group.requeue_count + 1,
+    )
+
+
+_HANDLERS: dict[type[ev.Event], Callable[[Group, Any, int, int], Group]] = {
+    ev.SessionStarted: _started,
+    ev.SessionFinished: _finished,
+    ev.SessionFailed: _failed,
+    ev.GroupFinished: _terminal,
+    ev.GroupFailed: _terminal,
+    ev.GroupRequeued: _requeued,
+}
+
+
+def terminal_event(
+    group: Group, *, survivors_min: int | None, cancelled: bool
+) -> ev.GroupFinished | ev.GroupFailed | None:
+    """What the ledger must write behind the end of a session: None until all siblings have settled.
+
+    A group is finished when every session finished, or, with `survivors_min`, when at least so many did.
+    """
+    if not group.settled or group.terminal is not None:
+        return None
+    if group.finished_count == group.size:
+        return ev.GroupFinished(group.group_id)
+    if cancelled:
+        return ev.GroupFailed(group.group_id, cancelled=True)
+    if survivors_min is not None and group.finished_count >= survivors_min:
+        return ev.GroupFinished(group.group_id, partial=True)
+    return ev.GroupFailed(group.group_id)
+
+
+def fence_reason(
+    group: Group, session: int, attempt: int, result: Literal["finished", "failed", "started"]
+) -> ev.FenceReason | None:
+    """Why a result for (session, attempt) must change nothing; None if it is for the open attempt."""
+    current = group.sessions[session]
+    if attempt != current.attempt:
+        return "attempt"
+    if current.state == result:
+        return "duplicate"
+    if current.state in SETTLED:
+        return "settled" if group.in_flight else "terminal"
+    if current.state == "open" and result == "started":
+        return "duplicate"
+    return None
+
+
+def versions_used(group: Group) -> tuple[int, int, int] | None:
+    """First token's version, oldest and newest version of all generated tokens; None without spans."""
+    spans = [span for session in group.sessions for row in session.trajectories for span in row.spans]
+    if not spans:
+        return None
+    versions = [span.weight_version for span in spans]
+    firsts = [
+        session.trajectories[0].spans[0].weight_version
+        for session in group.sessions
+        if session.trajectories and session.trajectories[0].spans
+    ]
+    return (min(firsts) if firsts else min(versions)), min(versions), max(versions)
