@@ -13,6 +13,7 @@ import attrs
 import msgspec
 
 from groupstate.core.events import VersionSpan
+from groupstate.errors import EngineError
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
@@ -47,6 +48,18 @@ class Request:
     prompt_ids: Sequence[int]
     params: SamplingParams = attrs.field(factory=SamplingParams)
     id: str = attrs.field(factory=lambda: f"r{next(_numbers)}", init=False)
+    used: bool = attrs.field(default=False, init=False)
+
+
+def claim(request: Request) -> None:
+    """Take the request for one `generate` call; engines call this once its arguments are checked.
+
+    Raises:
+        EngineError: it was used before.
+    """
+    if request.used:
+        raise EngineError(f"request {request.id} was used before; make a new Request for each generate call")
+    request.used = True
 
 
 @attrs.frozen

@@ -1,0 +1,206 @@
+"""An engine whose answers a test writes down.
+
+Rule 1: same script, same calls, same order: same generations, to the last virtual microsecond.
+Rule 2: it keeps every promise of the port, so whatever runs on it runs on a real engine.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import anyio
+import anyio.lowlevel
+import attrs
+
+from groupstate.core.events import VersionSpan
+from groupstate.engines.port import FinishReason, Generation, Request, Tokenizer, claim
+from groupstate.errors import EngineError
+
+Answer: TypeAlias = Sequence[int] | BaseException
+Script: TypeAlias = Callable[[Sequence[int]], Answer] | Sequence[Answer]
+"""A function from prompt ids to the answer's ids, or answers to be given in the order of the calls. An
+exception, given or raised, is raised by that `generate`."""
+
+
+@attrs.define(eq=False)
+class _Row:
+    """A request under way."""
+
+    scope: anyio.CancelScope
+    token_ids: list[int] = attrs.field(factory=list)
+    versions: list[int] = attrs.field(factory=list)
+    aborted: bool = False
+
+
+class ScriptedEngine:
+    """Generates what the script says, one token every `token_s` seconds of the loop's clock."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        tokenizer: Tokenizer | None = None,
+        start_s: float = 0.0,
+        token_s: float = 0.0,
+        slots_max: int | None = None,
+        context: int | None = None,
+        log_prob: float = -0.5,
+        weight_version: int = 0,
+        fits: Callable[[Mapping[str, Any]], bool] = lambda weights: True,
+    ) -> None:
+        """
+        Args:
+            start_s: Seconds before the first token.
+            slots_max: Requests that generate at once, the others wait; None: no limit.
+            context: Tokens of prompt and answer together; None: no limit.
+            log_prob: What every token gets.
+            fits: Whether published weights fit; those that don't are refused.
+        """
+        self.start_s = start_s
+        self.token_s = token_s
+        self.published: list[tuple[int, Mapping[str, Any]]] = []
+        """Versions and weights in the order they came."""
+        self._script = script
+        self._call_count = 0
+        self._tokenizer = tokenizer
+        self._context = context
+        self._log_prob = log_prob
+        self._weight_version = weight_version
+        self._fits = fits
+        self._rows: dict[str, _Row] = {}
+        self._slots = anyio.Semaphore(slots_max) if slots_max is not None else None
+        self._running = anyio.Event()
+        self._running.set()
+        self._end: Exception | None = None
+        self._closed = False
+
+    @property
+    def weight_version(self) -> int:
+        return self._weight_version
+
+    @property
+    def in_flight_count(self) -> int:
+        """Requests that generate or wait for a slot."""
+        return len(self._rows)
+
+    async def generate(self, request: Request) -> Generation:
+        self._check_alive()
+        self._check(request)
+        claim(request)
+        row = self._rows[request.id] = _Row(anyio.CancelScope())
+        finish_reason: FinishReason = "abort"
+        try:
+            with row.scope:
+                finish_reason = await self._generate(request, row)
+        finally:
+            del self._rows[request.id]
+        if not row.aborted:
+            self._check_alive()
+        return self._generation(row, finish_reason)
+
+    def abort(self, request: Request) -> None:
+        if row := self._rows.get(request.id):
+            row.aborted = True
+            row.scope.cancel()
+
+    async def pause(self) -> None:
+        self._check_alive()
+        if self._running.is_set():
+            self._running = anyio.Event()
+        await anyio.lowlevel.checkpoint()
+
+    async def resume(self) -> None:
+        self._check_alive()
+        self._running.set()
+        await anyio.lowlevel.checkpoint()
+
+    async def publish_weights(self, weights: Mapping[str, Any], weight_version: int) -> None:
+        self._check_alive()
+        await anyio.lowlevel.checkpoint()
+        if not self._fits(weights):
+            raise EngineError(
+                f"the weights of version {weight_version} don't fit; version {self._weight_version} stays"
+            )
+        self._weight_version = weight_version
+        self.published.append((weight_version, weights))
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._interrupt()
+        await anyio.lowlevel.checkpoint()
+
+    def die(self, error: Exception) -> None:
+        """Fail every request under way, and all to come, as a crash of the engine would."""
+        self._end = error
+        self._interrupt()
+
+    async def _generate(self, request: Request, row: _Row) -> FinishReason:
+        if self._slots is None:
+            return await self._speak(request, row)
+        async with self._slots:
+            return await self._speak(request, row)
+
+    async def _speak(self, request: Request, row: _Row) -> FinishReason:
+        answer = self._next_answer(request)
+        await anyio.sleep(self.start_s)
+        if isinstance(answer, BaseException):
+            raise answer
+        room = None if self._context is None else self._context - len(request.prompt_ids)
+        length_max = request.params.max_tokens if room is None else min(request.params.max_tokens, room)
+        for token in answer:
+            await anyio.sleep(self.token_s)
+            await self._running.wait()
+            row.token_ids.append(token)
+            row.versions.append(self._weight_version)
+            if token in request.params.stop_token_ids:
+                return "stop"
+            if len(row.token_ids) == length_max:
+                return "length"
+        return "stop"
+
+    def _next_answer(self, request: Request) -> Answer:
+        if callable(self._script):
+            return self._script(request.prompt_ids)
+        if self._call_count == len(self._script):
+            raise EngineError(f"the script has {len(self._script)} answers, and {request.id} asks for one more")
+        self._call_count += 1
+        return self._script[self._call_count - 1]
+
+    def _generation(self, row: _Row, finish_reason: FinishReason) -> Generation:
+        return Generation(
+            token_ids=tuple(row.token_ids),
+            log_probs=(self._log_prob,) * len(row.token_ids),
+            spans=_spans(row.versions),
+            finish_reason=finish_reason,
+            text=self._tokenizer.decode(row.token_ids) if self._tokenizer else "",
+        )
+
+    def _check(self, request: Request) -> None:
+        if not request.prompt_ids:
+            raise EngineError(f"request {request.id} has an empty prompt; give at least one token, such as bos")
+        if any(token < 0 for token in request.prompt_ids):
+            raise EngineError(f"request {request.id} has a token below 0: {min(request.prompt_ids)}")
+        if self._context is not None and len(request.prompt_ids) >= self._context:
+            raise EngineError(
+                f"the prompt of request {request.id} has {len(request.prompt_ids)} tokens; the context of "
+                f"{self._context} needs room for at least one more"
+            )
+
+    def _check_alive(self) -> None:
+        if self._end is not None:
+            raise EngineError(f"the engine died: {type(self._end).__name__}: {self._end}") from self._end
+        if self._closed:
+            raise EngineError("the engine is closed")
+
+    def _interrupt(self) -> None:
+        for row in self._rows.values():
+            row.scope.cancel()
+
+
+def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
+    """Runs of equal versions."""
+    spans: list[VersionSpan] = []
+    for version, run in itertools.groupby(versions):
+        start = spans[-1].stop if spans else 0
+        spans.append(VersionSpan(start, start + len(list(run)), version))
+    return tuple(spans)
