@@ -1,3 +1,51 @@
 """Prompt groups of an RL post-training run as explicit state machines over a durable event log."""
 
-__version__ = "0.1.0"
+from groupstate.batch import Batch, BatchGroup, Row
+from groupstate.core.book import Book
+from groupstate.core.events import PayloadRef, Record, VersionSpan
+from groupstate.core.explain import Explanation
+from groupstate.core.phases import TRANSITIONS, Phase
+from groupstate.core.prompt import Prompt
+from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
+from groupstate.core.trajectory import Trajectory
+from groupstate.engines.port import Engine, Generation, Request, SamplingParams
+from groupstate.errors import GroupstateError
+from groupstate.runtime.handles import Attempt, GroupHandle
+from groupstate.runtime.recovery import CheckpointMark
+from groupstate.runtime.run import Run, open_run
+from groupstate.runtime.session import RetryableError, SessionContext, session_from_reward
+from groupstate.version import VERSION
+
+__version__ = VERSION
+
+__all__ = [
+    "TRANSITIONS",
+    "Attempt",
+    "Batch",
+    "BatchGroup",
+    "Book",
+    "Capacity",
+    "CheckpointMark",
+    "Engine",
+    "Explanation",
+    "Generation",
+    "GroupHandle",
+    "GroupstateError",
+    "PayloadRef",
+    "PerBatch",
+    "Phase",
+    "Prompt",
+    "Record",
+    "Request",
+    "RetryableError",
+    "Row",
+    "Rules",
+    "Run",
+    "SamplingParams",
+    "SessionContext",
+    "Slots",
+    "Trajectory",
+    "VersionSpan",
+    "open_run",
+    "session_from_reward",
+]

@@ -124,6 +124,8 @@ class Book:
         self.source_exhausted = False
         self.held_reason = ""
         self.closed = False
+        self.released: list[Group] = []
+        """Groups that have left for good since the ledger last looked: their payloads can be freed."""
         self._basis = "dispatch"
         self._shelves: dict[ev.Partition, _Shelf] = {}
         self._committed_at: deque[tuple[int, str]] = deque()
@@ -347,6 +349,7 @@ class Book:
         before = self._live(event.group_id, ev.GroupEvicted)
         after = evolve(before, event, seq, at_ns)
         self._leave(before, after.phase)
+        self.released.append(after)
         self.totals["evicted"] += 1
         self.totals["credit"] += event.credit
         self._dataset(before.dataset)["evicted"] += 1
@@ -426,9 +429,12 @@ class Book:
             before = self.groups[group_id]
             self._leave(before, Phase.COMMITTED)
             self._dataset(before.dataset)["committed"] += 1
+            after = evolve(before, event, seq, at_ns)
             if self.marks:
-                self.aside[group_id] = evolve(before, event, seq, at_ns)
+                self.aside[group_id] = after
                 self._committed_at.append((seq, group_id))
+            else:
+                self.released.append(after)
         self.totals["committed"] += len(batch.group_ids)
         self.totals["batches_committed"] += 1
 
@@ -441,7 +447,9 @@ class Book:
     def _recovered(self, event: ev.RunRecovered, seq: int, at_ns: int) -> None:
         self._in_force(event.rules, event.weight_version, event.lineage)
         self.closed = False
+        # Who waited is gone with its process, and the source may hold more than it did.
         self.requests.clear()
+        self.source_exhausted = False
 
     def _in_force(self, rules: dict[str, Any], weight_version: int, lineage: int) -> None:
         self.rules = rules
@@ -464,7 +472,7 @@ class Book:
         self.marks.append(Mark(event.mark, seq, event.weight_version, event.lineage, event.name))
         del self.marks[:-MARKS_KEPT]
         while self._committed_at and self._committed_at[0][0] <= self.marks[0].seq:
-            self.aside.pop(self._committed_at.popleft()[1], None)
+            self.released.append(self.aside.pop(self._committed_at.popleft()[1]))
 
     def _rewound(self, event: ev.RunRewound, seq: int, at_ns: int) -> None:
         _check_rewound(self, event)
@@ -589,6 +597,7 @@ def replayed(records: Iterable[ev.Record]) -> Book:
     book = Book()
     for record in records:
         book.apply(record)
+        book.released.clear()
     return book
 
 

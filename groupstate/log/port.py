@@ -18,6 +18,11 @@ Durability: TypeAlias = Literal["fsync", "os", "memory"]
 class PayloadStore(Protocol):
     """Bytes by key, beside the log."""
 
+    @property
+    def blocks(self) -> bool:
+        """Whether `get` may wait for a disk, so that it is better called from a worker thread."""
+        ...
+
     def put(self, data: bytes) -> PayloadRef:
         """Take `data` for keeping and say how to find it. Doesn't wait; readable at once."""
         ...

@@ -1,0 +1,129 @@
+"""What a waiting `sample()` waits for, as a value and as a text."""
+
+import attrs
+
+from groupstate.core.book import Book, OpenRequest
+from groupstate.core.decide import held_by_stale, why_not
+from groupstate.core.events import TRAIN
+from groupstate.core.group import Group
+from groupstate.core.rules import Rules
+
+IN_FLIGHT_SHOWN_MAX = 8
+"""Groups in flight that an explanation lists, oldest first; the rest is a number."""
+
+
+@attrs.frozen
+class GroupInFlight:
+    group_id: str
+    phase: str
+    lag: int
+    age_s: float
+    """Seconds since its submission."""
+    quiet_s: float
+    """Seconds since its last event."""
+    open_sessions: tuple[int, ...]
+    """Sessions whose attempt is under way."""
+    waiting_sessions: tuple[int, ...]
+    """Sessions whose attempt is still to begin."""
+
+
+@attrs.frozen
+class Explanation:
+    partition: str
+    needed: int
+    """Groups that the oldest waiting `sample()` wants; 0 if none waits."""
+    sampleable: int
+    in_flight_count: int
+    in_flight: tuple[GroupInFlight, ...]
+    """The oldest ones."""
+    refills_owed: int
+    source_exhausted: bool
+    blocked_by: str
+    """What keeps the oldest waiting `sample()` from being served; empty if nothing does."""
+    unblocked_by: tuple[str, ...]
+    """What would let it go on, and who could do it."""
+
+    def __str__(self) -> str:
+        if not self.needed:
+            head = f"no sample() waits in partition {self.partition!r}"
+        elif not self.blocked_by:
+            head = f"sample({self.needed}) in partition {self.partition!r} can be served"
+        else:
+            head = f"sample({self.needed}) in partition {self.partition!r} waits: {self.blocked_by}"
+        lines = [
+            head,
+            f"sampleable {self.sampleable}, in flight {self.in_flight_count}, refills owed {self.refills_owed}"
+            + (", source exhausted" if self.source_exhausted else ""),
+        ]
+        lines += [
+            f"  {g.group_id!r} is {g.phase}, lag {g.lag}, submitted {g.age_s:.1f} s ago, quiet for {g.quiet_s:.1f} s"
+            f", sessions open {list(g.open_sessions)}, to begin {list(g.waiting_sessions)}"
+            for g in self.in_flight
+        ]
+        if self.in_flight_count > len(self.in_flight):
+            lines.append(f"  and {self.in_flight_count - len(self.in_flight)} more in flight")
+        lines += [f"to go on: {way}" for way in self.unblocked_by]
+        return "\n".join(lines)
+
+
+def explain(
+    book: Book, rules: Rules, *, partition: str = TRAIN, now_ns: int, has_source: bool, dispatches: bool
+) -> Explanation:
+    """What the oldest waiting sampler of `partition` waits for.
+
+    Args:
+        now_ns: the clock, for ages.
+        has_source: refills can be drawn.
+        dispatches: a rollout of this run starts the sessions; else the user does.
+    """
+    waiting = book.waiting(partition)
+    request = waiting[0] if waiting else None
+    blocked = "" if request is None else why_not(book, rules, request) or ""
+    oldest = sorted(
+        (group for phase in ("pending", "running") for group in book.in_phase(phase, partition)),  # type: ignore[arg-type]
+        key=lambda group: group.submitted_seq,
+    )
+    return Explanation(
+        partition=partition,
+        needed=request.size if request else 0,
+        sampleable=book.ready_count(partition),
+        in_flight_count=len(oldest),
+        in_flight=tuple(_in_flight(book, group, now_ns) for group in oldest[:IN_FLIGHT_SHOWN_MAX]),
+        refills_owed=len(book.credits),
+        source_exhausted=book.source_exhausted,
+        blocked_by=blocked,
+        unblocked_by=tuple(_ways(book, rules, request, has_source=has_source, dispatches=dispatches))
+        if blocked and request
+        else (),
+    )
+
+
+def _in_flight(book: Book, group: Group, now_ns: int) -> GroupInFlight:
+    return GroupInFlight(
+        group_id=group.group_id,
+        phase=str(group.phase),
+        lag=book.lag(group),
+        age_s=max(0.0, (now_ns - group.submitted_at_ns) / 1e9),
+        quiet_s=max(0.0, (now_ns - group.last_at_ns) / 1e9),
+        open_sessions=tuple(i for i, session in enumerate(group.sessions) if session.state == "open"),
+        waiting_sessions=tuple(i for i, session in enumerate(group.sessions) if session.state == "waiting"),
+    )
+
+
+def _ways(book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, dispatches: bool) -> list[str]:
+    ways = []
+    in_flight = book.in_flight_count(request.partition)
+    runner = "the rollout's sessions" if dispatches else "the code that dispatches sessions"
+    if in_flight:
+        ways.append(f"{runner} must end; run.cancel(group) gives one up")
+    if held_by_stale(book, rules) and request.partition == TRAIN:
+        ways.append("the group at the lag bound must end before anything is sampled (on_stale='wait')")
+    missing = request.size - book.ready_count(request.partition) - in_flight
+    if missing > 0:
+        if request.partition != TRAIN or not has_source:
+            ways.append(f"only a submit can supply the missing {missing} groups: run.submit(...)")
+        elif not book.source_exhausted:
+            ways.append(f"the source must supply {missing} more prompts")
+        else:
+            ways.append(f"the source is exhausted: {missing} groups too few, sample a smaller batch")
+    return ways

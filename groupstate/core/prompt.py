@@ -1,0 +1,62 @@
+"""A prompt as a value, and its form in the payload store."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import msgspec
+
+from groupstate.errors import BadInput
+
+GROUP_SIZE_MAX = 4_096
+"""Sessions in a group. More is a mistake in a file, not a plan."""
+
+
+@attrs.frozen
+class Prompt:
+    """One task for a group. `content` goes to the session function as it is, and into the payload store."""
+
+    content: Any = None
+    """A text, a list of chat messages, token ids, a dict: JSON-like values."""
+    dataset: str = ""
+    n: int | None = None
+    """Sessions; None for the run's setting."""
+    group_id: str | None = None
+    """None: one is made."""
+    extra: Mapping[str, Any] = attrs.field(factory=dict)
+    """What the reward needs and the model must not see, such as the right answer."""
+
+
+class _Stored(msgspec.Struct, array_like=True, frozen=True):
+    content: Any
+    extra: dict[str, Any]
+
+
+def encoded_prompt(prompt: Prompt, group_id: str) -> bytes:
+    """As the payload store keeps it.
+
+    Raises:
+        BadInput: it holds what can't be stored, or sizes that make no sense.
+    """
+    if not isinstance(group_id, str) or not group_id:
+        raise BadInput(f"a group id is a string that is not empty, not {group_id!r}")
+    if prompt.n is not None and not 1 <= prompt.n <= GROUP_SIZE_MAX:
+        raise BadInput(f"group {group_id!r} has n = {prompt.n!r} sessions; it must be 1 to {GROUP_SIZE_MAX}")
+    try:
+        return msgspec.msgpack.encode(_Stored(prompt.content, dict(prompt.extra)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadInput(f"the prompt of group {group_id!r} can't be stored: {error}; use JSON-like values") from error
+
+
+def decoded_prompt(data: bytes, *, dataset: str, n: int, group_id: str) -> Prompt:
+    stored = msgspec.msgpack.decode(data, type=_Stored)
+    return Prompt(stored.content, dataset, n, group_id, stored.extra)
+
+
+def prompt_length(prompt: Prompt) -> int:
+    """Characters of a text, items of a list (token ids, messages), 0 for anything else."""
+    return len(prompt.content) if isinstance(prompt.content, (str, list, tuple)) else 0
+
+
+def as_prompt(value: Any) -> Prompt:
+    return value if isinstance(value, Prompt) else Prompt(value)

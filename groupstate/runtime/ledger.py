@@ -1,0 +1,248 @@
+"""The only writer of the log.
+
+Rule 1: check, post to the log, apply to the book: in this order and without suspending between them.
+Rule 2: the end of the last session and the group's terminal event are one unit of the log.
+Rule 3: a result for anything but the open attempt is fenced: recorded, counted, without effect.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from groupstate.core import events as ev
+from groupstate.core.book import Book
+from groupstate.core.group import SETTLED, Group, fence_reason, terminal_event
+from groupstate.core.rules import Rules
+from groupstate.core.trajectory import checked, payload_of, record_of
+from groupstate.errors import SessionStateError, UnknownGroup, UnusableResult, WeightVersionError
+from groupstate.log.port import EventLog
+from groupstate.runtime.logs import Logger
+
+log = Logger("groupstate.ledger")
+
+MESSAGE_CHARS_MAX = 2_000
+"""Length at which a failure's text is cut: a log of a run with a million failures must stay readable."""
+
+Observer = Callable[[ev.Record], None]
+
+
+class Ledger:
+    def __init__(self, event_log: EventLog, rules: Rules, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self.log = event_log
+        self.rules = rules
+        self.clock_ns = clock_ns
+        self.book = Book()
+        self.observers: list[Observer] = []
+        """Called after each record was applied; they take note and never record."""
+        self.settle: Callable[[], None] = lambda: None
+        """Runs the rules; called once a step from outside is recorded."""
+        self.giving_up: set[str] = set()
+        """Groups whose cancellation was asked for and that have not settled yet."""
+
+    # Recording ---------------------------------------------------------------------------------------
+
+    def record(self, event: ev.AnyEvent) -> int:
+        """Number one event, keep it, apply it; with the terminal event that follows from it.
+
+        Returns:
+            The seq of the last record written.
+
+        Raises:
+            GroupstateError: the event can't happen now; nothing has changed.
+            LogFailed: the log is broken; nothing has changed.
+        """
+        seq = self.book.last_seq + 1
+        at_ns = self.clock_ns()
+        after = self.book.preview(event, seq, at_ns)
+        records = [ev.Record(seq, at_ns, event)]
+        if isinstance(event, ev.SessionFinished | ev.SessionFailed) and after is not None:
+            terminal = terminal_event(
+                after, survivors_min=self.rules.survivors_min, cancelled=event.group_id in self.giving_up
+            )
+            if terminal is not None:
+                records.append(ev.Record(seq + 1, at_ns, terminal))
+        self.log.post(records)
+        self.apply(records)
+        return records[-1].seq
+
+    def apply(self, records: Iterable[ev.Record]) -> None:
+        """Take records that are in the log already into the book."""
+        for record in records:
+            self.book.apply(record)
+            if isinstance(record.event, ev.GroupFinished | ev.GroupFailed | ev.GroupRequeued):
+                self.giving_up.discard(record.event.group_id)
+            for observer in self.observers:
+                observer(record)
+        if self.book.released:
+            self.log.payloads.free(ref for group in self.book.released for ref in group.payloads())
+            self.book.released.clear()
+
+    # Sessions ----------------------------------------------------------------------------------------
+
+    def start(
+        self, group_id: str, session: int, attempt: int | None = None, *, worker: str = "", version: int | None = None
+    ) -> int | None:
+        """Open the attempt that is due.
+
+        Args:
+            attempt: the attempt that the caller means; None for the one that is due.
+            version: weight version of the first token, where it is known.
+
+        Returns:
+            The attempt's number; None if it was fenced.
+        """
+        group = self._addressed(group_id, session, attempt or 0, "started")
+        if group is None:
+            return None
+        number = group.sessions[session].attempt if attempt is None else attempt
+        if self._fenced(group, session, number, "started"):
+            return None
+        self.record(ev.SessionStarted(group_id, session, number, worker, version))
+        self.settle()
+        return number
+
+    def finish(self, group_id: str, session: int, attempt: int | None, result: Any) -> ev.FenceReason | None:
+        """Record what an attempt returned: its trajectories, or a failure if there are none to use.
+
+        Returns:
+            None if it was taken, else why it was fenced.
+
+        Raises:
+            UnusableResult: the result can't be recorded; the session's failure is.
+            SessionStateError: the attempt was never started, or there is no such session.
+        """
+        group = self._addressed(group_id, session, attempt or 0, "finished")
+        if group is None:
+            return "gone"
+        number = group.sessions[session].attempt if attempt is None else attempt
+        fenced = self._fenced(group, session, number, "finished")
+        if fenced:
+            return fenced
+        self._need_open(group, session)
+        try:
+            rows = checked(result, session=session, group_id=group_id)
+            payload = payload_of(rows, f"session {session} of group {group_id!r}")
+        except UnusableResult as error:
+            self._end(ev.SessionFailed(group_id, session, number, "refused", _cut(str(error))))
+            raise
+        if not rows and self.rules.empty_session == "fail":
+            self._end(ev.SessionFailed(group_id, session, number, "empty", "it returned no trajectory"))
+            return None
+        ref = None if payload is None else self.log.payloads.put(payload)
+        records = tuple(record_of(index, row) for index, row in enumerate(rows))
+        self._end(ev.SessionFinished(group_id, session, number, records, ref))
+        return None
+
+    def fail(
+        self,
+        group_id: str,
+        session: int,
+        attempt: int | None,
+        failure: ev.FailureKind,
+        message: str = "",
+        *,
+        retryable: bool = False,
+    ) -> ev.FenceReason | None:
+        """Record that an attempt, begun or not, ended without a result.
+
+        Returns:
+            None if it was taken, else why it was fenced.
+        """
+        group = self._addressed(group_id, session, attempt or 0, "failed")
+        if group is None:
+            return "gone"
+        number = group.sessions[session].attempt if attempt is None else attempt
+        fenced = self._fenced(group, session, number, "failed")
+        if fenced:
+            return fenced
+        delay = self._retry_delay(group, number) if retryable else None
+        log.info("session failed", group=group_id, session=session, attempt=number, kind=failure, message=message)
+        self._end(ev.SessionFailed(group_id, session, number, failure, _cut(message), delay))
+        return None
+
+    def _end(self, event: ev.SessionFinished | ev.SessionFailed) -> None:
+        self.record(event)
+        self.settle()
+
+    def _retry_delay(self, group: Group, attempt: int) -> float | None:
+        """Seconds until the next attempt, doubled each time; None if there is none."""
+        tries = attempt - group.requeue_count
+        if tries >= self.rules.attempts_max or group.group_id in self.giving_up:
+            return None
+        return float(self.rules.retry_delay_s * 2 ** (tries - 1))
+
+    def _addressed(
+        self, group_id: str, session: int, attempt: int, result: Literal["started", "finished", "failed"]
+    ) -> Group | None:
+        """The live group that a result is for; a result for one that has left is fenced as gone."""
+        group = self.book.groups.get(group_id)
+        if group is None:
+            if group_id not in self.book.departed:
+                raise UnknownGroup(group_id, f"record that session {session} {result}", "it was never submitted")
+            self._fence(group_id, session, attempt, result, "gone")
+            return None
+        if not 0 <= session < group.size:
+            raise SessionStateError(
+                f"group {group_id!r} has sessions 0 to {group.size - 1}, so there is no session {session}"
+            )
+        return group
+
+    def _fenced(
+        self, group: Group, session: int, attempt: int, result: Literal["started", "finished", "failed"]
+    ) -> ev.FenceReason | None:
+        reason = fence_reason(group, session, attempt, result)
+        if reason is not None:
+            self._fence(group.group_id, session, attempt, result, reason)
+        return reason
+
+    def _fence(
+        self,
+        group_id: str,
+        session: int,
+        attempt: int,
+        result: Literal["started", "finished", "failed"],
+        reason: ev.FenceReason,
+    ) -> None:
+        log.info("result fenced", group=group_id, session=session, attempt=attempt, result=result, reason=reason)
+        self.record(ev.ResultFenced(group_id, session, attempt, result, reason))
+
+    @staticmethod
+    def _need_open(group: Group, session: int) -> None:
+        state = group.sessions[session].state
+        if state != "open":
+            raise SessionStateError(
+                f"session {session} of group {group.group_id!r} is {state}, so it cannot finish; start it first"
+            )
+
+    # Groups and weights ------------------------------------------------------------------------------
+
+    def give_up(self, group_id: str, message: str) -> None:
+        """Cancel the sessions of a group that nobody but the caller runs; each is recorded as its end."""
+        self.giving_up.add(group_id)
+        for number, session in enumerate(self.book.group(group_id).sessions):
+            if session.state not in SETTLED:
+                self.record(ev.SessionFailed(group_id, number, session.attempt, "cancelled", _cut(message)))
+        self.settle()
+
+    def publish(self, weight_version: int) -> None:
+        """Make a weight version the current one. The current one again changes nothing.
+
+        Raises:
+            WeightVersionError: it is below the current one.
+        """
+        current = self.book.weight_version
+        if weight_version < current:
+            raise WeightVersionError(
+                f"weight version {weight_version} is below the current version {current} of lineage "
+                f"{self.book.lineage}; versions only rise within a lineage. To go back to a checkpoint, "
+                "open the run with resume_at=mark"
+            )
+        if weight_version > current:
+            self.record(ev.WeightsPublished(weight_version, self.book.lineage))
+        self.settle()
+
+
+def _cut(message: str) -> str:
+    if len(message) <= MESSAGE_CHARS_MAX:
+        return message
+    return message[: MESSAGE_CHARS_MAX - 12] + " ... (cut)"

@@ -1,0 +1,125 @@
+"""What opening a log again does: everything that was under way gets a place to go on from.
+
+Rule 1: each change that recovery makes is an event, so that a replay shows it.
+Rule 2: recovery twice in a row changes nothing more.
+"""
+
+import msgspec
+
+from groupstate.core import events as ev
+from groupstate.core.book import Book
+from groupstate.core.phases import Phase
+from groupstate.core.rules import RULES_VERSION, Rules
+from groupstate.errors import BadMark, BadSettings
+from groupstate.log.port import EventLog
+from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.logs import Logger
+from groupstate.version import VERSION
+
+log = Logger("groupstate.recovery")
+
+
+class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A place in a run to go back to. Small JSON, to be kept beside the weights."""
+
+    run_id: str
+    mark: int
+    seq: int
+    weight_version: int
+    lineage: int
+    name: str = ""
+
+    def to_json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "CheckpointMark":
+        """
+        Raises:
+            BadMark: not a mark.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise BadMark(f"not a checkpoint mark: {error}") from error
+
+
+def load(ledger: Ledger) -> None:
+    """Fold the log into the ledger's book."""
+    ledger.apply(ledger.log.read())
+
+
+def start(ledger: Ledger, *, run_id: str, weight_version: int, seed: int) -> None:
+    """The first event of a new log."""
+    ledger.record(
+        ev.RunStarted(
+            run_id,
+            ledger.rules.to_dict(),
+            RULES_VERSION,
+            weight_version,
+            lineage=1,
+            library=VERSION,
+            seed=seed,
+        )
+    )
+
+
+def recover(
+    ledger: Ledger, *, torn_bytes: int, weight_version: int | None = None, resume_at: CheckpointMark | None = None
+) -> None:
+    """Bring a book that was read from a log into a state that a run can go on from.
+
+    Batches that were out come back, groups with a started attempt are requeued with a new attempt and their
+    original stamp; with a mark, later commits are undone. A new lineage of weight versions begins.
+
+    Raises:
+        BadMark: a mark of another run, of a later log, or too old.
+        BadSettings: both a mark and a weight version are given, and they differ.
+    """
+    book = ledger.book
+    if resume_at is not None:
+        _check_mark(book, resume_at)
+        if weight_version not in (None, resume_at.weight_version):
+            raise BadSettings(
+                f"weight_version is {weight_version} and the mark says {resume_at.weight_version}; "
+                "leave weight_version out when resuming at a mark"
+            )
+        weight_version = resume_at.weight_version
+    version = book.weight_version if weight_version is None else weight_version
+    lineage = book.lineage + 1
+    ledger.record(ev.RunRecovered(ledger.rules.to_dict(), RULES_VERSION, version, lineage, torn_bytes, library=VERSION))
+    for batch in sorted(book.batches):
+        ledger.record(ev.BatchReturned(batch, "recovery"))
+    if resume_at is not None:
+        ledger.record(ev.RunRewound(resume_at.mark, resume_at.seq, version, lineage))
+    running = [group.group_id for group in book.in_phase(Phase.RUNNING)]
+    for group_id in running:
+        ledger.record(ev.GroupRequeued(group_id, "recovery"))
+    log.info("run recovered", events=book.last_seq, torn_bytes=torn_bytes, requeued=len(running), lineage=lineage)
+
+
+def keep_live_payloads(book: Book, event_log: EventLog) -> int:
+    """Sweep payloads that no live group refers to; returns how many there were."""
+    keep_only = getattr(event_log.payloads, "keep_only", None)
+    if keep_only is None:
+        return 0
+    live = [*book.groups.values(), *book.aside.values()]
+    return int(keep_only({ref.key for group in live for ref in group.payloads()}))
+
+
+def _check_mark(book: Book, mark: CheckpointMark) -> None:
+    if mark.run_id != book.run_id:
+        raise BadMark(f"mark {mark.mark} is of run {mark.run_id!r}, this log is of run {book.run_id!r}")
+    if mark.seq > book.last_seq:
+        raise BadMark(
+            f"mark {mark.mark} is at event {mark.seq}, but the log ends at event {book.last_seq}: "
+            "the log is older than the checkpoint"
+        )
+    if all((m.mark, m.seq) != (mark.mark, mark.seq) for m in book.marks):
+        kept = ", ".join(str(m.mark) for m in book.marks) or "none"
+        raise BadMark(f"mark {mark.mark} can't be gone back to any more; marks that are kept: {kept}")
+
+
+def stored_rules(book: Book) -> Rules:
+    """The rules that the log was last run under."""
+    return msgspec.convert(book.rules, Rules)

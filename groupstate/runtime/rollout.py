@@ -1,0 +1,231 @@
+"""Starts the sessions of every group that is pending, and reports how each of them ends.
+
+Takes: groups that were submitted or requeued, from the ledger. Makes: session events. Blocked by: nothing
+of its own; admission decides what is submitted. Unblocked by: the ledger's records.
+
+Rule 1: every attempt that was started ends as an event, whatever happens to its task.
+Rule 2: what user code raises is data; a fault of the rollout itself reaches every waiting sampler.
+"""
+
+import asyncio
+from collections import deque
+
+import anyio
+import anyio.abc
+
+from groupstate.core import events as ev
+from groupstate.core.group import Group
+from groupstate.core.phases import Phase
+from groupstate.core.prompt import Prompt, decoded_prompt
+from groupstate.engines.port import Engine, SamplingParams
+from groupstate.errors import DamagedPayload, EngineError, UnusableResult
+from groupstate.runtime.controller import Controller, Signal
+from groupstate.runtime.logs import Logger
+from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
+
+log = Logger("groupstate.rollout")
+
+
+class Rollout:
+    def __init__(
+        self,
+        controller: Controller,
+        session: SessionFunction,
+        *,
+        engine: Engine | None,
+        params: SamplingParams,
+        cancel_grace_s: float,
+    ) -> None:
+        self._controller = controller
+        self._ledger = controller.ledger
+        self._book = controller.book
+        self._function = session
+        self._engine = engine
+        self._params = params
+        self._cancel_grace_s = cancel_grace_s
+        self._queue: deque[str] = deque()
+        self._wake = Signal()
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._stubborn: set[asyncio.Task[SessionResult]] = set()
+        """Tasks that ignored their cancellation; kept from the garbage collector until they end."""
+        self._ledger.observers.append(self._note)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._scopes)
+
+    def _note(self, record: ev.Record) -> None:
+        event = record.event
+        if isinstance(event, ev.GroupSubmitted):
+            self._queue.append(event.group_id)
+        elif isinstance(event, ev.GroupRequeued):
+            scope = self._scopes.pop(event.group_id, None)
+            if scope is not None:
+                scope.cancel()
+            self._queue.append(event.group_id)
+        else:
+            return
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Dispatch until cancelled. An error in here is the rollout's death."""
+        self._queue.extend(
+            group.group_id for group in self._book.in_phase(Phase.PENDING) if group.group_id not in self._queue
+        )
+        async with anyio.create_task_group() as tasks:
+            while True:
+                while self._queue and not self._controller.closing:
+                    self._dispatch(tasks, self._queue.popleft())
+                await self._wake.wait()
+
+    def _dispatch(self, tasks: anyio.abc.TaskGroup, group_id: str) -> None:
+        group = self._book.groups.get(group_id)
+        if group is None or not group.in_flight or group_id in self._scopes:
+            return
+        scope = anyio.CancelScope()
+        self._scopes[group_id] = scope
+        tasks.start_soon(self._run_group, group, scope, name=f"group {group_id}")
+
+    def cancel(self, group_id: str) -> bool:
+        """Cancel the sessions of a group; each is recorded as its end. False if they don't run here."""
+        scope = self._scopes.get(group_id)
+        if scope is None:
+            return False
+        self._ledger.giving_up.add(group_id)
+        scope.cancel()
+        return True
+
+    # One group ---------------------------------------------------------------------------------------
+
+    async def _run_group(self, group: Group, scope: anyio.CancelScope) -> None:
+        try:
+            prompt = self._prompt(group)
+        except DamagedPayload as error:
+            self._unreadable(group, error)
+            return
+        try:
+            with scope:
+                async with anyio.create_task_group() as tasks:
+                    for session in range(group.size):
+                        tasks.start_soon(self._run_session, group, session, prompt, name=f"{group.group_id}/{session}")
+        finally:
+            if self._scopes.get(group.group_id) is scope:
+                del self._scopes[group.group_id]
+            if group.group_id in self._ledger.giving_up:
+                # A task that was cancelled before its first step never ran: its session ends here.
+                self._ledger.give_up(group.group_id, "cancelled")
+            self._controller.changed.set()
+
+    def _prompt(self, group: Group) -> Prompt:
+        known = self._controller.prompts.get(group.group_id)
+        if known is not None:
+            return known
+        if group.prompt is None:
+            return Prompt(None, group.dataset, group.size, group.group_id)
+        data = self._ledger.log.payloads.get(group.prompt)
+        return decoded_prompt(data, dataset=group.dataset, n=group.size, group_id=group.group_id)
+
+    def _unreadable(self, group: Group, error: DamagedPayload) -> None:
+        log.warning("the prompt can't be read, so the group fails", group=group.group_id, error=str(error))
+        del self._scopes[group.group_id]
+        for session in range(group.size):
+            attempt = group.sessions[session].attempt
+            self._ledger.fail(group.group_id, session, attempt, "error", describe(error))
+
+    # One session -------------------------------------------------------------------------------------
+
+    async def _run_session(self, group: Group, session: int, prompt: Prompt) -> None:
+        attempt = group.sessions[session].attempt
+        while True:
+            version = self._engine.weight_version if self._engine is not None else None
+            if self._ledger.start(group.group_id, session, attempt, version=version) is None:
+                return
+            ctx = SessionContext(
+                group.group_id,
+                session,
+                attempt,
+                group.size,
+                prompt,
+                self._book.weight_version,
+                self._engine,
+                self._params,
+            )
+            await self._attempt(ctx)
+            delay = self._retry_due(group.group_id, session, attempt)
+            if delay is None:
+                return
+            attempt += 1
+            await anyio.sleep(delay)
+
+    def _retry_due(self, group_id: str, session: int, attempt: int) -> float | None:
+        group = self._book.groups.get(group_id)
+        if group is None:
+            return None
+        now = group.sessions[session]
+        if now.attempt != attempt + 1 or now.state != "waiting" or now.failure is None:
+            return None
+        return float(self._ledger.rules.retry_delay_s * 2 ** (attempt - group.requeue_count - 1))
+
+    async def _attempt(self, ctx: SessionContext) -> None:
+        """Run the user's function once and record its end."""
+        who = (ctx.group_id, ctx.session, ctx.attempt)
+        # A task of its own, because a task group would wait for ever for one that ignores its cancellation.
+        task = asyncio.ensure_future(self._call(ctx))
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            await self._end_cancelled(task, ctx)
+            raise
+        if task.cancelled():
+            self._ledger.fail(*who, "cancelled", "the session cancelled itself")
+            return
+        error = task.exception()
+        if error is None:
+            self._finish(ctx, task.result())
+        elif isinstance(error, Exception):
+            retryable = isinstance(error, RetryableError)
+            self._ledger.fail(*who, "error", describe(error), retryable=retryable)
+            if isinstance(error, EngineError) and getattr(self._engine, "dead", None) is not None:
+                raise error
+        else:
+            self._ledger.fail(*who, "error", describe(error))
+            raise error
+
+    async def _call(self, ctx: SessionContext) -> SessionResult:
+        return await self._function(ctx)
+
+    def _finish(self, ctx: SessionContext, result: object) -> None:
+        try:
+            self._ledger.finish(ctx.group_id, ctx.session, ctx.attempt, result)
+        except UnusableResult as error:
+            # It is recorded as the session's failure; a siblings' matter it is not.
+            log.warning("a session's result was refused", group=ctx.group_id, session=ctx.session, error=str(error))
+
+    async def _end_cancelled(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
+        """See a cancelled session to its end; past the grace it is lost and what it yet returns is fenced."""
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            done, _ = await asyncio.wait({task}, timeout=self._cancel_grace_s)
+        who = (ctx.group_id, ctx.session, ctx.attempt)
+        if not self._current(ctx):
+            return
+        if not done:
+            self._stubborn.add(task)
+            task.add_done_callback(self._stubborn.discard)
+            text = f"it ignored its cancellation for {self._cancel_grace_s} s"
+            log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session)
+            if not self._controller.closing:
+                self._ledger.fail(*who, "lost", text)
+        elif not task.cancelled() and task.exception() is None:
+            # It had its result before the cancellation reached it.
+            self._finish(ctx, task.result())
+        elif ctx.group_id in self._ledger.giving_up:
+            self._ledger.fail(*who, "cancelled", "the group was cancelled")
+
+    def _current(self, ctx: SessionContext) -> bool:
+        """Whether this attempt is still the open one (a requeue has ended it otherwise)."""
+        group = self._book.groups.get(ctx.group_id)
+        if group is None or not group.in_flight:
+            return False
+        session = group.sessions[ctx.session]
+        return session.attempt == ctx.attempt and session.state == "open"

@@ -1,0 +1,167 @@
+"""The waiting side of sampling.
+
+Rule 1: `sample()` waits on the ledger, never on a clock; the controller answers it.
+Rule 2: a batch leaves the process only once its claim is durable.
+Rule 3: cancelled at whatever point, it gives back what it had.
+"""
+
+from collections.abc import Sequence
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from groupstate.batch import Batch, BatchGroup
+from groupstate.core.book import Book
+from groupstate.core.events import TRAIN, PayloadRef
+from groupstate.core.explain import Explanation, explain
+from groupstate.core.group import Group
+from groupstate.core.prompt import Prompt, decoded_prompt
+from groupstate.core.trajectory import Trajectory, restored
+from groupstate.errors import RunIsClosed, SampleError, SamplerBusy, SampleTimeout
+from groupstate.runtime.controller import Claim, Controller, Waiter
+from groupstate.runtime.logs import Logger
+
+log = Logger("groupstate.sampler")
+
+
+class Sampler:
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._ledger = controller.ledger
+        self._book: Book = controller.book
+
+    async def sample(
+        self,
+        batch_size: int,
+        *,
+        weight_version: int | None = None,
+        partition: str = TRAIN,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Claim the oldest `batch_size` groups, waiting until there are so many.
+
+        Args:
+            batch_size: groups.
+            weight_version: the trainer's version; above the current one it is published first.
+            partition: `"train"` or `"val"`.
+            timeout_s: seconds after which `SampleTimeout` says what is missing; None waits for ever.
+
+        Raises:
+            WeightVersionError: `weight_version` is below the current one.
+            SampleError: the batch can't come (see its subclasses); what is sampleable stays so.
+            RunIsClosed: the run is closed.
+            LogFailed: the log is broken.
+        """
+        self._check(batch_size, partition)
+        if weight_version is not None:
+            self._ledger.publish(weight_version)
+        waiter = self._controller.request(batch_size, partition)
+        try:
+            await self._answered(waiter, partition, timeout_s)
+            if waiter.error is not None:
+                raise waiter.error
+            assert waiter.claim is not None
+            await self._ledger.log.durable(waiter.claim.seq)
+            return await self._batch(waiter.claim, partition)
+        except SampleTimeout:
+            self._controller.withdraw(waiter, "timeout")
+            raise
+        except BaseException:
+            self._controller.withdraw(waiter, "cancelled")
+            raise
+
+    async def wait_sampleable(self, count: int, partition: str = TRAIN) -> int:
+        """Wait until `count` groups are sampleable; takes nothing. Returns how many there are."""
+        while self.sampleable_count(partition) < count:
+            if self._controller.closing:
+                raise RunIsClosed("the run is closing: no more groups become sampleable")
+            await self._controller.changed.wait()
+        return self.sampleable_count(partition)
+
+    def sampleable_count(self, partition: str = TRAIN) -> int:
+        return self._book.ready_count(partition)
+
+    def explain(self, partition: str = TRAIN) -> Explanation:
+        """What the oldest waiting `sample()` waits for."""
+        return explain(
+            self._book,
+            self._controller.rules,
+            partition=partition,
+            now_ns=self._ledger.clock_ns(),
+            has_source=self._controller.source is not None,
+            dispatches=self._controller.admits,
+        )
+
+    def _check(self, batch_size: int, partition: str) -> None:
+        if self._controller.closing:
+            raise RunIsClosed("the run is closed; open it again to sample")
+        if batch_size < 1:
+            raise SampleError(f"batch_size is {batch_size}; it must be at least 1")
+        rules = self._controller.rules
+        if partition != TRAIN or rules.mode != "sync":
+            return
+        if self._book.waiting(TRAIN):
+            raise SamplerBusy("a sample() of the training partition waits already; in sync mode one may wait at a time")
+        if rules.batch_size is not None and batch_size > rules.batch_size:
+            raise SampleError(
+                f"sample({batch_size}) is above the rules' batch_size {rules.batch_size}, which bounds the refills "
+                "of sync mode; ask for less or raise batch_size"
+            )
+
+    async def _answered(self, waiter: Waiter, partition: str, timeout_s: float | None) -> None:
+        """Wait for the answer; warn each time that nothing has happened for `stall_s`."""
+        deadline = anyio.current_time() + timeout_s if timeout_s is not None else float("inf")
+        stall_s = self._controller.rules.stall_s or float("inf")
+        while not waiter.answered.is_set():
+            left = deadline - anyio.current_time()
+            with anyio.move_on_after(max(0.0, min(left, stall_s))):
+                await waiter.answered.wait()
+            if waiter.answered.is_set():
+                break
+            if anyio.current_time() >= deadline:
+                raise SampleTimeout(f"no batch within {timeout_s} s\n{self.explain(partition)}")
+            if self._ledger.clock_ns() - self._controller.progress_at_ns >= stall_s * 1e9:
+                log.warning("sample() is stalled", explanation=str(self.explain(partition)))
+        # A set event is passed without suspending; the caller's cancellation must still be seen.
+        await anyio.lowlevel.checkpoint_if_cancelled()
+
+    async def _batch(self, claim: Claim, partition: str) -> Batch:
+        store = self._ledger.log.payloads
+        refs = [ref for group in claim.groups for ref in group.payloads()]
+
+        def read() -> dict[int, bytes]:
+            return {ref.key: store.get(ref) for ref in refs}
+
+        data = await anyio.to_thread.run_sync(read) if refs and store.blocks else read()
+        groups = tuple(_batch_group(g, lag, data) for g, lag in zip(claim.groups, claim.lags, strict=True))
+        return Batch(claim.batch, partition, groups, claim.weight_version, claim.metrics)
+
+
+def _batch_group(group: Group, lag: int, data: dict[int, bytes]) -> BatchGroup:
+    return BatchGroup(
+        group_id=group.group_id,
+        size=group.size,
+        phase=str(group.phase),
+        partial=group.partial,
+        dataset=group.dataset,
+        weight_version=group.stamp,
+        lag=lag,
+        sessions=tuple(_sessions(group, data)),
+        prompt=_prompt(group, data),
+    )
+
+
+def _sessions(group: Group, data: dict[int, bytes]) -> Sequence[tuple[int, tuple[Trajectory, ...]]]:
+    return [
+        (number, restored(session.trajectories, data[session.payload.key] if session.payload else None))
+        for number, session in enumerate(group.sessions)
+        if session.state == "finished"
+    ]
+
+
+def _prompt(group: Group, data: dict[int, bytes]) -> Prompt | None:
+    ref: PayloadRef | None = group.prompt
+    if ref is None:
+        return None
+    return decoded_prompt(data[ref.key], dataset=group.dataset, n=group.size, group_id=group.group_id)

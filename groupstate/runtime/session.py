@@ -1,0 +1,130 @@
+"""One session: what the user's function is given, and the boundary around it.
+
+Rule 1: whatever user code or an engine raises becomes that session's recorded failure; cancellation passes.
+Rule 2: a session that ignores its cancellation is given up after a grace: recorded as lost, its results fenced.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from groupstate.core.events import VersionSpan
+from groupstate.core.prompt import Prompt
+from groupstate.core.trajectory import Trajectory
+from groupstate.engines.port import Engine, Generation, Request, SamplingParams
+from groupstate.errors import BadSettings, EngineError
+
+
+class RetryableError(Exception):
+    """Raise it (or a subclass) from a session to have the session tried again, as `attempts_max` allows."""
+
+
+@attrs.frozen
+class SessionContext:
+    """What a session function gets."""
+
+    group_id: str
+    session: int
+    attempt: int
+    size: int
+    """Sessions in the group."""
+    prompt: Prompt
+    weight_version: int
+    """Current version when the attempt began."""
+    engine: Engine | None
+    params: SamplingParams
+
+    @property
+    def key(self) -> str:
+        return f"{self.group_id}_{self.session}"
+
+    async def generate(self, prompt: str | Sequence[int], **params: Any) -> Generation:
+        """Generate one answer.
+
+        Args:
+            prompt: a text, for an engine with a tokenizer, or token ids.
+            params: fields of `SamplingParams` that differ from the run's.
+
+        Raises:
+            EngineError: the engine can't serve it.
+        """
+        return await self._engine.generate(Request(self.prompt_ids(prompt), self._params(params)))
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a text by the engine's tokenizer; token ids as they are."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        tokenizer = getattr(self._engine, "tokenizer", None)
+        if tokenizer is None:
+            raise EngineError("this engine has no tokenizer; give it token ids")
+        return list(tokenizer.encode(prompt))
+
+    def trajectory(
+        self,
+        prompt: str | Sequence[int],
+        generation: Generation,
+        *,
+        reward: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> Trajectory:
+        """A generation as a trajectory."""
+        return Trajectory(
+            prompt_ids=tuple(self.prompt_ids(prompt)),
+            response_ids=generation.token_ids,
+            log_probs=generation.log_probs,
+            spans=tuple(VersionSpan(s.start, s.stop, s.weight_version) for s in generation.spans),
+            reward=reward,
+            metrics=dict(metrics or {}),
+            text=generation.text,
+            info={"finish_reason": generation.finish_reason, **(info or {})},
+        )
+
+    @property
+    def _engine(self) -> Engine:
+        if self.engine is None:
+            raise BadSettings("this run has no engine; give open_run(engine=...) one, or generate by yourself")
+        return self.engine
+
+    def _params(self, changes: Mapping[str, Any]) -> SamplingParams:
+        if not changes:
+            return self.params
+        known = {name: getattr(self.params, name) for name in SamplingParams.__struct_fields__}
+        unknown = set(changes) - set(known)
+        if unknown:
+            raise EngineError(f"no sampling parameter {sorted(unknown)}; known are {', '.join(sorted(known))}")
+        return SamplingParams(**{**known, **changes})
+
+
+SessionResult: TypeAlias = Trajectory | list[Trajectory] | None
+SessionFunction: TypeAlias = Callable[[SessionContext], Awaitable[SessionResult]]
+RewardFunction: TypeAlias = Callable[..., Any]
+"""`reward(prompt, text) -> float | dict[str, float]`, plain or async."""
+
+
+def session_from_reward(reward: RewardFunction) -> SessionFunction:
+    """The usual single-turn session: generate from the prompt's text, then score the answer.
+
+    Args:
+        reward: `reward(prompt: Prompt, text: str)`, plain or async; gives a number or a dict of metrics that
+            has a `reward`. A plain one runs on the event loop, so a slow one should be async.
+    """
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        text = ctx.prompt.content
+        generation = await ctx.generate(text)
+        score = reward(ctx.prompt, generation.text)
+        if isinstance(score, Awaitable):
+            score = await score
+        metrics = dict(score) if isinstance(score, Mapping) else {"reward": score}
+        return ctx.trajectory(text, generation, metrics=metrics)
+
+    return session
+
+
+def describe(error: BaseException) -> str:
+    """An exception as a failure's text: its type and message, and what caused it."""
+    text = f"{type(error).__name__}: {error}"
+    cause = error.__cause__
+    return f"{text} (from {type(cause).__name__}: {cause})" if cause is not None else text

@@ -1,0 +1,206 @@
+"""Where prompts come from.
+
+Rule 1: a source is drawn from synchronously, one prompt at a time, and knows its position.
+Rule 2: a source that can seek goes on behind the last submitted prompt when a run is opened again.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+
+from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt
+from groupstate.errors import BadInput, MissingExtra
+
+
+class Source(Protocol):
+    """Gives prompts one by one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def position(self) -> int:
+        """Index of the next prompt."""
+        ...
+
+    def draw(self) -> Prompt | None:
+        """The next prompt; None once there are no more."""
+        ...
+
+    def seek(self, position: int) -> None:
+        """Go on with the prompt at `position`."""
+        ...
+
+
+class ListSource:
+    """Prompts that are all at hand, in order or shuffled anew for each epoch."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Any],
+        *,
+        epochs: int | None = 1,
+        shuffle_seed: int | None = None,
+        name: str = "list",
+    ) -> None:
+        """
+        Args:
+            prompts: `Prompt`s or bare contents.
+            epochs: passes over the prompts; None for no end.
+            shuffle_seed: None keeps the order; else epoch e has the permutation of (seed, e).
+        """
+        self.name = name
+        self.position = 0
+        self._prompts = prompts
+        self._epochs = epochs
+        self._seed = shuffle_seed
+        self._order: tuple[int, list[int]] | None = None
+
+    def draw(self) -> Prompt | None:
+        size = len(self._prompts)
+        if not size or (self._epochs is not None and self.position >= size * self._epochs):
+            return None
+        epoch, index = divmod(self.position, size)
+        self.position += 1
+        prompt = as_prompt(self._prompts[self._shuffled(epoch)[index] if self._seed is not None else index])
+        # An id of the file can only be used once in a run.
+        return prompt if epoch == 0 else attrs.evolve(prompt, group_id=None)
+
+    def seek(self, position: int) -> None:
+        self.position = position
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        if self._order is None or self._order[0] != epoch:
+            order = list(range(len(self._prompts)))
+            random.Random(f"{self._seed}/{epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]
+
+
+class IteratorSource:
+    """Prompts from any iterable. Seeking draws and drops, so the iterable must begin anew on each start."""
+
+    def __init__(self, prompts: Iterable[Any], *, name: str = "iterator") -> None:
+        self.name = name
+        self.position = 0
+        self._prompts: Iterator[Any] = iter(prompts)
+
+    def draw(self) -> Prompt | None:
+        for content in self._prompts:
+            self.position += 1
+            return as_prompt(content)
+        return None
+
+    def seek(self, position: int) -> None:
+        if position < self.position:
+            raise BadInput(f"{self.name} is at prompt {self.position} and can't go back to {position}")
+        for _ in itertools.islice(self._prompts, position - self.position):
+            self.position += 1
+
+
+class FunctionSource:
+    """Prompts made from their position, without end: `make(position) -> Prompt or content`."""
+
+    def __init__(self, make: Callable[[int], Any], *, name: str = "function") -> None:
+        self.name = name
+        self.position = 0
+        self._make = make
+
+    def draw(self) -> Prompt | None:
+        prompt = self._make(self.position)
+        if prompt is None:
+            return None
+        self.position += 1
+        return as_prompt(prompt)
+
+    def seek(self, position: int) -> None:
+        self.position = position
+
+
+def as_source(value: Any) -> Source:
+    """A source from what users have at hand: a source, a file name, a list, any other iterable."""
+    if isinstance(value, (str, Path)):
+        return file_source(Path(value))
+    if hasattr(value, "draw") and hasattr(value, "seek"):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, Sequence):
+        return ListSource(value)
+    return IteratorSource(value)
+
+
+# Files -----------------------------------------------------------------------------------------------
+
+
+def file_source(path: Path, *, epochs: int | None = 1, shuffle_seed: int | None = None) -> ListSource:
+    """Prompts of a .jsonl or .parquet file.
+
+    Raises:
+        BadInput: no such file, another ending, or a row that can't be used (named by its number).
+    """
+    readers = {".jsonl": _jsonl_rows, ".json": _jsonl_rows, ".parquet": _parquet_rows}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise BadInput(f"{path}: prompts come from a .jsonl or a .parquet file, not {path.suffix or 'this'!r}")
+    if not path.is_file():
+        raise BadInput(f"{path}: there is no such file")
+    prompts, seen = [], dict[str, int]()
+    for number, row in reader(path):
+        prompt = row_prompt(row, f"{path}: {'row' if reader is _parquet_rows else 'line'} {number}")
+        if prompt.group_id is not None:
+            first = seen.setdefault(prompt.group_id, number)
+            if first != number:
+                raise BadInput(f"{path}: group_id {prompt.group_id!r} stands at {first} and again at {number}")
+        prompts.append(prompt)
+    if not prompts:
+        raise BadInput(f"{path}: it holds no prompts")
+    return ListSource(prompts, epochs=epochs, shuffle_seed=shuffle_seed, name=path.name)
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield number, msgspec.json.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise BadInput(f"{path}: line {number} is not JSON: {error}") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtra(f"reading {path.name}", "pyarrow", "parquet") from error
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{path}: not a readable Parquet file: {error}") from error
+    yield from enumerate(table.to_pylist(), 1)
+
+
+def row_prompt(row: Any, where: str) -> Prompt:
+    """A prompt from a row in groupstate's or in verl's columns.
+
+    `prompt` is the content; `data_source` (or `dataset`) the data set; `reward_model.ground_truth` (or
+    `ground_truth`, `answer`) what the reward compares with; `group_id` and `n` are optional.
+    """
+    if not isinstance(row, dict):
+        raise BadInput(f"{where} is {type(row).__name__}; it must be an object with a 'prompt'")
+    if row.get("prompt") is None:
+        raise BadInput(f"{where} has no 'prompt'; it has {', '.join(map(repr, sorted(row))) or 'nothing'}")
+    n, group_id, dataset = row.get("n"), row.get("group_id"), row.get("data_source", row.get("dataset", ""))
+    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= GROUP_SIZE_MAX):
+        raise BadInput(f"{where} has n = {n!r}; it must be an integer from 1 to {GROUP_SIZE_MAX}")
+    if group_id is not None and (not isinstance(group_id, str) or not group_id):
+        raise BadInput(f"{where} has group_id = {group_id!r}; it must be a string that is not empty")
+    extra = {k: v for k, v in row.items() if k not in {"prompt", "n", "group_id", "data_source", "dataset"}}
+    reward_model = row.get("reward_model")
+    if isinstance(reward_model, dict) and "ground_truth" in reward_model:
+        extra.setdefault("ground_truth", reward_model["ground_truth"])
+    return Prompt(row["prompt"], "" if dataset is None else str(dataset), n, group_id, extra)

@@ -1,0 +1,114 @@
+"""The same run for trainers that aren't async: every call blocks until it is answered.
+
+The run lives on an event loop in a thread of its own; sessions and engines run there.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import anyio.from_thread
+
+from groupstate.batch import Batch
+from groupstate.core.book import Book
+from groupstate.core.events import TRAIN
+from groupstate.core.explain import Explanation
+from groupstate.core.rules import Rules
+from groupstate.runtime import run as run_async
+from groupstate.runtime.handles import GroupHandle
+from groupstate.runtime.recovery import CheckpointMark
+
+
+class Run:
+    """Blocking twin of `groupstate.Run`; see there for what the calls do and raise."""
+
+    def __init__(self, inner: run_async.Run, portal: anyio.from_thread.BlockingPortal) -> None:
+        self._inner = inner
+        self._portal = portal
+
+    @property
+    def book(self) -> Book:
+        return self._inner.book
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def rules(self) -> Rules:
+        return self._inner.rules
+
+    @property
+    def weight_version(self) -> int:
+        return self._inner.weight_version
+
+    def sampleable_count(self, partition: str = TRAIN) -> int:
+        return self._portal.call(self._inner.sampleable_count, partition)
+
+    def wait_sampleable(self, count: int, partition: str = TRAIN) -> int:
+        return self._portal.call(self._inner.wait_sampleable, count, partition)
+
+    def explain(self, partition: str = TRAIN) -> Explanation:
+        return self._portal.call(self._inner.explain, partition)
+
+    def submit(self, prompt: Any, **options: Any) -> GroupHandle:
+        return self._inner.submit(prompt, **options)
+
+    def pending(self) -> list[GroupHandle]:
+        return self._inner.pending()
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        weight_version: int | None = None,
+        partition: str = TRAIN,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        async def sample() -> Batch:
+            return await self._inner.sample(
+                batch_size, weight_version=weight_version, partition=partition, timeout_s=timeout_s
+            )
+
+        return self._portal.call(sample)
+
+    def commit(self, batch: Batch | int) -> None:
+        self._portal.call(self._inner.commit, batch)
+
+    def release(self, batch: Batch | int) -> None:
+        self._portal.call(self._inner.release, batch)
+
+    def publish_weights(self, weight_version: int, weights: Mapping[str, Any] | None = None) -> None:
+        self._portal.call(self._inner.publish_weights, weight_version, weights)
+
+    def cancel(self, group_id: str) -> None:
+        self._inner.cancel(group_id)
+
+    def requeue(self, group_id: str, reason: str = "asked for") -> None:
+        self._inner.requeue(group_id, reason)
+
+    def validate(self, prompts: Any, *, n: int | None = None, timeout_s: float | None = None) -> Batch:
+        async def validate() -> Batch:
+            return await self._inner.validate(prompts, n=n, timeout_s=timeout_s)
+
+        return self._portal.call(validate)
+
+    def checkpoint(self, name: str = "") -> CheckpointMark:
+        return self._portal.call(self._inner.checkpoint, name)
+
+    def close(self, reason: str = "closed") -> None:
+        self._portal.call(self._inner.close, reason)
+
+
+@contextlib.contextmanager
+def open_run(path: Any = None, **options: Any) -> Iterator[Run]:
+    """Open a run and close it at the end of the block. Takes what `groupstate.open_run` takes.
+
+    Raises:
+        What `groupstate.open_run` raises.
+    """
+    with (
+        anyio.from_thread.start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(run_async.open_run(path, **options)) as inner,
+    ):
+        yield Run(inner, portal)
