@@ -39,6 +39,10 @@ class PayloadStore(Protocol):
         """Let go of payloads that no event will be asked for any more. Unknown keys are ignored."""
         ...
 
+    def keep_only(self, keys: set[int]) -> int:
+        """Free all but these, and say how many that were. For an opened run, whose book says what it needs."""
+        ...
+
 
 class EventLog(Protocol):
     """Numbered records, appended only. Created or opened by its class; one writer at a time."""

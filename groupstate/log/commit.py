@@ -1,0 +1,185 @@
+"""Group commit: what was posted while the previous commit ran becomes the next one. There is no timer.
+
+Rule 1: one post is never split over two commits.
+Rule 2: the first failure is the last write. Linux forgets a failed flush and says yes to the next one, so a
+second try would acknowledge what isn't there.
+Rule 3: whoever waits is told, whatever happens: written, failed or closed.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from groupstate.core.events import Record
+from groupstate.errors import LogFailed
+from groupstate.log.waiters import Waiters
+
+COMMIT_BYTES_MAX = 8 << 20
+"""Posts are gathered up to this size, so that a burst doesn't become one commit that takes a second. A single
+post may be larger."""
+
+_EVERYBODY = float("inf")
+
+
+@attrs.frozen
+class Entry:
+    """One step for the writer: payloads, then records, then payloads to let go."""
+
+    puts: Sequence[tuple[int, bytes]] = ()
+    records: Sequence[Record] = ()
+    items: bytes = b""
+    """The records, encoded."""
+    freed: Sequence[int] = ()
+
+
+class GroupCommit:
+    """The queue between the ledger and the disk, worked off by a thread of its own or on the spot.
+
+    `write` keeps the entries of one commit; `release` lets go of the files. Both run in one thread at a time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        durable_seq: int,
+        write: Callable[[list[Entry]], None],
+        release: Callable[[], None],
+        *,
+        inline: bool,
+    ) -> None:
+        self._name = name
+        self._write = write
+        self._release = release
+        self._inline = inline
+        self._changed = threading.Condition()
+        self._queue: deque[Entry] = deque()
+        self._unkept: list[Record] = []
+        """Posted and not durable yet."""
+        self._waiters = Waiters()
+        self._error: Exception | None = None
+        self._told = False
+        """Somebody has heard of the error."""
+        self._closing = False
+        self._released = False
+        self.last_seq = durable_seq
+        self.durable_seq = durable_seq
+        self._thread: threading.Thread | None = None
+        """Started with the first entry."""
+
+    @property
+    def state(self) -> str:
+        return "failed" if self._error else "closed" if self._closing else "open"
+
+    # For the ledger ---------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises LogFailed where nothing can be kept any more."""
+        if self._error is not None or self._closing:
+            raise self._refusal()
+
+    def submit(self, entry: Entry) -> None:
+        """Queue an entry. Never waits; without a thread it is kept when this returns."""
+        with self._changed:
+            self.check_open()
+            self._queue.append(entry)
+            self._unkept += entry.records
+            self.last_seq += len(entry.records)
+            if self._thread is None and not self._inline:
+                self._thread = threading.Thread(target=self._run, name="groupstate-log", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        if self._inline:
+            self._commit(self._take())
+
+    async def wait(self, seq: int) -> None:
+        if seq > self.durable_seq and not self._ended:
+            woken = self._waiters.add(seq)
+            # Whatever happened before the future was in the list didn't wake it, so look once more.
+            if seq > self.durable_seq and not self._ended:
+                await woken
+        if seq > self.durable_seq:
+            raise self._refusal()
+
+    @property
+    def _ended(self) -> bool:
+        """Nothing becomes durable any more. While closing something still does."""
+        return self._error is not None or self._released
+
+    async def aclose(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is None:
+            self._finish()
+        while not self._released:
+            woken = self._waiters.add(_EVERYBODY)
+            if not self._released:
+                await woken
+        if self._thread is not None:
+            self._thread.join()
+        if self._unkept and not self._told:
+            raise self._refusal()
+
+    def unkept(self) -> tuple[int, list[Record]]:
+        """The durable number, and the records posted behind it."""
+        with self._changed:
+            return self.durable_seq, list(self._unkept)
+
+    def _refusal(self) -> LogFailed:
+        self._told = True
+        if self._error is None:
+            return LogFailed(f"{self._name} is closed; open the run again to go on behind event {self.durable_seq}")
+        failure = LogFailed(
+            f"{self._name} could not keep the events behind {self.durable_seq}: {self._error}. It refuses everything "
+            "from here on; see to the disk, then open the run again to go on from there"
+        )
+        failure.__cause__ = self._error
+        return failure
+
+    # The writer -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+            if not self._queue:
+                break
+            self._commit(self._take())
+        self._finish()
+
+    def _take(self) -> list[Entry]:
+        """The next commit: all that is queued, up to the bound, but at least one entry."""
+        with self._changed:
+            entries = [self._queue.popleft()]
+            size = len(entries[0].items)
+            while self._queue and size + len(self._queue[0].items) <= COMMIT_BYTES_MAX:
+                entries.append(self._queue.popleft())
+                size += len(entries[-1].items)
+            return entries
+
+    def _commit(self, entries: list[Entry]) -> None:
+        try:
+            self._write(entries)
+        except Exception as error:  # a full disk, a lost lock or our own fault: all end the log
+            self._fail(error)
+            return
+        count = sum(len(entry.records) for entry in entries)
+        with self._changed:
+            self.durable_seq += count
+            del self._unkept[:count]
+        self._waiters.wake(self.durable_seq)
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = error
+            self._queue.clear()
+        self._waiters.wake(_EVERYBODY)
+
+    def _finish(self) -> None:
+        if not self._released:
+            self._release()
+            self._released = True
+        self._waiters.wake(_EVERYBODY)

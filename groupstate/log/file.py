@@ -1,0 +1,270 @@
+"""The log of a run in files: appended by one process, read by any.
+
+Rule 1: per commit first the payloads, then one frame with the events, then the watermark; each is on the disk
+before the next begins.
+Rule 2: `post` checks and encodes on the caller's thread, so what can't be kept is refused to whoever made it.
+"""
+
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from typing import Literal, TypeAlias
+
+import attrs
+
+from groupstate.core.events import Record
+from groupstate.errors import BadInput, LogError
+from groupstate.log.checks import check_numbers
+from groupstate.log.codec import encode_items, schema_json, schema_name
+from groupstate.log.commit import Entry, GroupCommit
+from groupstate.log.disk import Disk, OsDisk, make_file
+from groupstate.log.frames import FRAME_BYTES_MAX, checksum_seed
+from groupstate.log.head import HeadWriter, Watermark
+from groupstate.log.lock import Lock
+from groupstate.log.payload_files import PAYLOAD_FILE_BYTES, PayloadWriter
+from groupstate.log.payloads import FilePayloads
+from groupstate.log.process import boot_id
+from groupstate.log.reading import Cursor
+from groupstate.log.recovery import Findings, carry_out, examine
+from groupstate.log.rundir import RunDir, RunInfo, parse_log_id, read_run_info, write_run_info
+from groupstate.log.segments import SEGMENT_BYTES, SegmentWriter, list_segments
+
+FileDurability: TypeAlias = Literal["fsync", "os"]
+
+_FRAME_ROOM = 64
+"""Bytes of a frame beside its records, generously."""
+
+
+@attrs.frozen
+class _Options:
+    disk: Disk
+    durability: FileDurability
+    inline: bool
+    segment_bytes: int
+    payload_file_bytes: int
+    now_ns: Callable[[], int]
+
+    @property
+    def sync(self) -> bool:
+        if self.durability not in ("fsync", "os"):
+            raise BadInput(
+                f"durability {self.durability!r} isn't one of a file log: it is 'fsync' (survives the machine) or 'os' "
+                "(survives the process)"
+            )
+        return self.durability == "fsync"
+
+
+class FileLog:
+    """An `EventLog` in a run directory. `create` makes one, `open` recovers one."""
+
+    def __init__(self, run: RunDir, info: RunInfo, lock: Lock, options: _Options, undo: ExitStack) -> None:
+        """Recover what is there and make it ready for appending. Only `create` and `open` call this."""
+        disk, sync = options.disk, options.sync
+        self._disk = disk
+        self._run = run
+        self._info = info
+        self._lock = lock
+        self._now_ns = options.now_ns
+        boot_crc = zlib.crc32(boot_id().encode())
+        seed = checksum_seed(info.log_id)
+        self._payload_writer = PayloadWriter(disk, run, info.log_id, file_bytes=options.payload_file_bytes, sync=sync)
+        undo.callback(self._payload_writer.close)
+        self.payloads = FilePayloads(disk, run, info.log_id, self._payload_writer, blocks=not options.inline)
+        findings = self._recover(boot_crc, sync=sync)
+        self.torn_bytes = findings.torn_bytes
+        """Bytes of an interrupted commit that were cut when the log was opened."""
+        self.recovered_seq = findings.last_seq
+        """The last event that was there when the log was opened."""
+        self._segments = SegmentWriter(
+            disk, run, info.log_id, findings.last, segment_bytes=options.segment_bytes, sync=sync
+        )
+        undo.callback(self._segments.close)
+        self._head = HeadWriter(disk, run.head, Watermark(findings.last_seq, sync, boot_crc), seed, sync=sync)
+        undo.callback(self._head.close)
+        self._commit = GroupCommit(run.log, findings.last_seq, self._keep, self._release, inline=options.inline)
+        self.payloads.before_put = self._commit.check_open
+        self.payloads.free_later = self._free_later
+
+    def _recover(self, boot_crc: int, *, sync: bool) -> Findings:
+        findings = examine(self._disk, self._run, self._info.log_id, boot_crc)
+        self.payloads.load()
+        carry_out(self._disk, self._run, findings, sync=sync)
+        schema = os.path.join(self._run.log, schema_name())
+        if not self._disk.exists(schema):
+            make_file(self._disk, schema, schema_json(), sync=sync)
+        return findings
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        log_id: str | None = None,
+        durability: FileDurability = "fsync",
+        inline: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        payload_file_bytes: int = PAYLOAD_FILE_BYTES,
+        disk: Disk | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> "FileLog":
+        """Make a run directory, with an empty log.
+
+        Args:
+            path: the run directory; it may exist, without a run in it.
+            log_id: 32 hexadecimal digits; random ones by default.
+            durability: `fsync` survives the machine, `os` the process.
+            inline: write on the calling thread, inside `post`, instead of in a thread of its own.
+            segment_bytes: about where a segment ends and the next one begins.
+            payload_file_bytes: the same for payload files.
+            disk: where the files are; the real disk by default.
+            now_ns: the wall clock.
+
+        Raises:
+            BadInput: there is a run already, or the arguments don't fit.
+            LogError: the directory can't be written to.
+        """
+        disk = OsDisk() if disk is None else disk
+        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns)
+        sync = options.sync
+        run = RunDir.at(path)
+        info = RunInfo(parse_log_id(log_id), now_ns())
+        _refuse_existing(disk, run)
+        with ExitStack() as undo, _log_errors(f"{run.path} can't be made a run"):
+            disk.makedirs(run.log)
+            lock = Lock.acquire(disk, run.lock, now_ns=info.created_ns)
+            undo.callback(lock.release)
+            # Once more, since another process may have been at it until it let go of the lock.
+            _refuse_existing(disk, run)
+            if disk.exists(run.head):
+                # Of an attempt that died before it wrote run.json. It names another log.
+                disk.unlink(run.head)
+            log = cls(run, info, lock, options, undo)
+            write_run_info(disk, run, info, sync=sync)
+            undo.pop_all()
+        return log
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        durability: FileDurability = "fsync",
+        inline: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        payload_file_bytes: int = PAYLOAD_FILE_BYTES,
+        take_over: bool = False,
+        disk: Disk | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> "FileLog":
+        """Open a run to go on writing, and recover its log: see `torn_bytes` and `recovered_seq`.
+
+        Args:
+            take_over: replace a writer on another machine, whose death can't be seen from here.
+
+        The other arguments are those of `create`. An error leaves every file as it was.
+
+        Raises:
+            NotARun: `path` is not a run directory.
+            LogInUse: another process writes this log.
+            CorruptLog: damage that isn't a torn tail.
+            LostEvents: acknowledged events are missing.
+            UnsupportedLog: a format that this version doesn't know.
+            LogError: the directory can't be written to.
+        """
+        disk = OsDisk() if disk is None else disk
+        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns)
+        run = RunDir.at(path)
+        info = read_run_info(disk, run)
+        with ExitStack() as undo, _log_errors(f"{run.path} can't be opened"):
+            lock = Lock.acquire(disk, run.lock, now_ns=now_ns(), take_over=take_over)
+            undo.callback(lock.release)
+            log = cls(run, info, lock, options, undo)
+            undo.pop_all()
+        return log
+
+    def __repr__(self) -> str:
+        return f"<FileLog {self._run.path} events={self.last_seq} durable={self.durable_seq} {self._commit.state}>"
+
+    @property
+    def path(self) -> str:
+        return self._run.path
+
+    @property
+    def log_id(self) -> str:
+        return self._info.log_id.hex()
+
+    @property
+    def last_seq(self) -> int:
+        return self._commit.last_seq
+
+    @property
+    def durable_seq(self) -> int:
+        return self._commit.durable_seq
+
+    def post(self, records: Sequence[Record]) -> None:
+        self._commit.check_open()
+        check_numbers(records, self.last_seq)
+        items, records = encode_items(records)
+        if len(items) > FRAME_BYTES_MAX - _FRAME_ROOM:
+            raise LogError(f"{len(items)} bytes in one post are too many; up to {FRAME_BYTES_MAX} can be kept as one")
+        if records:
+            self._commit.submit(Entry(self.payloads.take_new(), records, items))
+
+    async def durable(self, seq: int) -> None:
+        await self._commit.wait(seq)
+
+    def read(self, start: int = 1, stop: int | None = None) -> Iterator[Record]:
+        kept_seq, unkept = self._commit.unkept()
+        cursor = Cursor(self._disk, self._run, self._info.log_id, start)
+        kept = cursor.read(kept_seq if stop is None else min(kept_seq, stop - 1))
+        wanted = (record for record in unkept if record.seq >= start and (stop is None or record.seq < stop))
+        return chain(chain.from_iterable(kept), wanted)
+
+    async def aclose(self) -> None:
+        await self._commit.aclose()
+
+    def _free_later(self, keys: list[int]) -> None:
+        # In line with the posts: a file may go when what was posted before is durable.
+        if self._commit.state == "open":
+            self._commit.submit(Entry(self.payloads.take_new(), freed=keys))
+
+    # In the writer's thread -------------------------------------------------------------------------
+
+    def _keep(self, entries: list[Entry]) -> None:
+        now_ns = self._now_ns()
+        self._lock.renew(now_ns)
+        puts = [put for entry in entries for put in entry.puts]
+        if puts:
+            self.payloads.write(puts, now_ns)
+        count = sum(len(entry.records) for entry in entries)
+        if count:
+            first_seq = self.durable_seq + 1
+            self._segments.append([entry.items for entry in entries], count, first_seq, now_ns)
+            self._head.write(first_seq + count - 1)
+        self.payloads.drop([key for entry in entries for key in entry.freed])
+
+    def _release(self) -> None:
+        for part in (self._segments, self._payload_writer, self._head):
+            try:
+                part.close()
+            except OSError:
+                pass  # what was promised is flushed already
+        self._lock.release()
+
+
+def _refuse_existing(disk: Disk, run: RunDir) -> None:
+    if disk.exists(run.marker):
+        raise BadInput(f"{run.path} holds a run already; open it, or name another directory")
+    if disk.exists(run.log) and list_segments(disk, run):
+        raise BadInput(f"{run.log} holds events, though {run.marker} is missing; name another directory")
+
+
+@contextmanager
+def _log_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LogError(f"{what}: {error}") from error

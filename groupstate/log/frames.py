@@ -1,0 +1,144 @@
+"""The bytes of a segment: a header, then one frame per commit. Pure functions over bytes.
+
+Rule 1: a frame counts only where magic, length, checksum and number fit together. The checksum starts from
+the log's id, so a run of zeros, a frame of another log and a frame in the wrong place are all bad.
+Rule 2: a bad frame alone says nothing; whether a good one lies behind it decides between torn and damaged.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+import attrs
+
+from groupstate.errors import UnsupportedLog
+
+SEGMENT_MAGIC = b"GSLOG1\0\0"
+FORMAT = 1
+CODEC_MSGPACK = 1
+COMPRESSION_NONE = 0
+CHECKSUM_CRC32 = 1
+
+_HEADER = struct.Struct("<8sHBBB3x16sQQQ4xI")
+HEADER_BYTES = _HEADER.size
+_HEADER_CHECKED_BYTES = HEADER_BYTES - 4
+
+FRAME_MAGIC = b"\xf1GSL"
+_FRAME = struct.Struct("<4sIIIQ")
+FRAME_HEADER_BYTES = _FRAME.size
+_CHECKED_FROM = 12
+"""The checksum covers count, first seq and body, which lie in one piece behind it."""
+
+FRAME_BYTES_MAX = 256 << 20
+"""Largest frame, header included. More bytes than this behind the last good frame can't be one torn commit."""
+
+
+@attrs.frozen
+class SegmentHeader:
+    """What a segment says about itself in its first 64 bytes."""
+
+    log_id: bytes
+    first_seq: int
+    created_ns: int
+    fingerprint: int
+
+    def encode(self) -> bytes:
+        fields = (self.log_id, self.first_seq, self.created_ns, self.fingerprint)
+        kinds = (FORMAT, CODEC_MSGPACK, COMPRESSION_NONE, CHECKSUM_CRC32)
+        bare = _HEADER.pack(SEGMENT_MAGIC, *kinds, *fields, 0)[:_HEADER_CHECKED_BYTES]
+        return bare + struct.pack("<I", zlib.crc32(bare))
+
+
+def parse_header(data: bytes, path: str) -> SegmentHeader | None:
+    """The header, or None where it is torn or damaged.
+
+    Raises:
+        UnsupportedLog: a whole header of a format that this version doesn't know.
+    """
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, form, codec, compression, checksum, log_id, first_seq, created_ns, fingerprint, crc = _HEADER.unpack(
+        data[:HEADER_BYTES]
+    )
+    if crc != zlib.crc32(data[:_HEADER_CHECKED_BYTES]):
+        return None
+    kinds = (magic, form, codec, compression, checksum)
+    if kinds != (SEGMENT_MAGIC, FORMAT, CODEC_MSGPACK, COMPRESSION_NONE, CHECKSUM_CRC32):
+        raise UnsupportedLog(
+            f"{path} is of format {form}, codec {codec}, compression {compression}, checksum {checksum}; this version "
+            f"of groupstate reads format {FORMAT}, codec {CODEC_MSGPACK}, compression {COMPRESSION_NONE}, "
+            f"checksum {CHECKSUM_CRC32}. Open it with the version that wrote it, or a later one"
+        )
+    return SegmentHeader(log_id, first_seq, created_ns, fingerprint)
+
+
+def checksum_seed(log_id: bytes) -> int:
+    """Where the checksums of a log start from."""
+    return zlib.crc32(log_id)
+
+
+def build_frame(body: bytes, count: int, first_seq: int, seed: int) -> bytes:
+    assert count > 0
+    checked = struct.pack("<IQ", count, first_seq) + body
+    return FRAME_MAGIC + struct.pack("<II", len(body), zlib.crc32(checked, seed)) + checked
+
+
+@attrs.frozen
+class Frame:
+    """A good frame: where it lies in the bytes it was found in, and what it holds."""
+
+    start: int
+    stop: int
+    first_seq: int
+    count: int
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + self.count - 1
+
+    @property
+    def body_start(self) -> int:
+        return self.start + FRAME_HEADER_BYTES
+
+
+def frame_at(data: memoryview, start: int, seed: int) -> Frame | None:
+    """The good frame at `start`, or None."""
+    if len(data) - start < FRAME_HEADER_BYTES:
+        return None
+    magic, length, crc, count, first_seq = _FRAME.unpack_from(data, start)
+    stop = start + FRAME_HEADER_BYTES + length
+    if magic != FRAME_MAGIC or count == 0 or stop > len(data):
+        return None
+    if zlib.crc32(data[start + _CHECKED_FROM : stop], seed) != crc:
+        return None
+    return Frame(start, stop, first_seq, count)
+
+
+def walk(data: memoryview, start: int, seed: int, next_seq: int) -> Iterator[Frame]:
+    """Good frames one after the other, the first numbered `next_seq`; ends at the first place without one."""
+    while (frame := frame_at(data, start, seed)) is not None and frame.first_seq == next_seq:
+        yield frame
+        start = frame.stop
+        next_seq += frame.count
+
+
+def find_frame_behind(data: memoryview, bad_at: int, seed: int) -> Frame | None:
+    """A good frame anywhere at or behind a place where the next one should be and isn't.
+
+    At the place itself as well: a good frame with a wrong number is no torn write either.
+    """
+    whole = bytes(data)
+    at = whole.find(FRAME_MAGIC, bad_at)
+    while at >= 0:
+        if (frame := frame_at(data, at, seed)) is not None:
+            return frame
+        at = whole.find(FRAME_MAGIC, at + 1)
+    return None
+
+
+def claimed_stop(data: memoryview, start: int) -> int | None:
+    """Where the frame at `start` says that it ends, if it looks like a frame at all."""
+    if len(data) - start < FRAME_HEADER_BYTES or data[start : start + 4] != FRAME_MAGIC:
+        return None
+    (length,) = struct.unpack_from("<I", data, start + 4)
+    return start + FRAME_HEADER_BYTES + int(length)

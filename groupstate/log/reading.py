@@ -1,0 +1,158 @@
+"""Reading a log that may be growing: in order, from any event on, never further than is allowed.
+
+Rule 1: a reader without the lock obeys the durable watermark: what it shows is not taken back by a power loss.
+Rule 2: what the watermark covers must be readable; where it isn't, that is damage.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NoReturn
+
+from groupstate.core.events import Record
+from groupstate.errors import CorruptLog, LostEvents
+from groupstate.log.codec import decode
+from groupstate.log.disk import Disk, OsDisk, read_all
+from groupstate.log.frames import HEADER_BYTES, Frame, checksum_seed, walk
+from groupstate.log.head import read_head
+from groupstate.log.recovery import REPAIR_ADVICE, check_header, check_torn
+from groupstate.log.rundir import RunDir, read_run_info
+from groupstate.log.segments import list_segments
+
+
+class Cursor:
+    """A place in a log, moved on by reading. Keeps no file open between two calls of `read`."""
+
+    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, start: int) -> None:
+        assert start >= 1
+        self._disk = disk
+        self._run = run
+        self._log_id = log_id
+        self._seed = checksum_seed(log_id)
+        self._start = start
+        self._segment: int | None = None
+        """First seq of the segment that the place is in."""
+        self._offset = 0
+        self._next_seq = 0
+        """Number of the frame at the offset; below `_start` until the first event wanted was found."""
+
+    def read(self, limit: int | None) -> Iterator[list[Record]]:
+        """Records up to and including `limit`, in lists of one commit each; None for all there are.
+
+        Raises:
+            CorruptLog: damage, or a frame that should be there can't be read.
+            LostEvents: the segments end below `limit`.
+        """
+        while limit is None or max(self._next_seq, self._start) <= limit:
+            if not self._enter_segment():
+                if limit is not None:
+                    raise LostEvents(self._run.log, max(self._next_seq, self._start), limit)
+                return
+            yield from self._read_segment(limit)
+            if limit is None and self._next_seq not in list_segments(self._disk, self._run):
+                return
+
+    def _enter_segment(self) -> bool:
+        """Go to the segment of the first event, or to the next one where this one is at its end."""
+        first_seqs = list_segments(self._disk, self._run)
+        if self._segment is None:
+            if not first_seqs:
+                return False
+            found = bisect_right(first_seqs, self._start) - 1
+            if found < 0:
+                self._raise_missing_before(first_seqs[0], 1)
+            self._move_to(first_seqs[found])
+        elif self._next_seq > self._segment and self._next_seq in first_seqs:
+            self._move_to(self._next_seq)
+        return True
+
+    def _raise_missing_before(self, first_seq: int, expected: int) -> NoReturn:
+        what = f"it starts with event {first_seq}, so a segment before it is missing"
+        raise CorruptLog(self._run.segment(first_seq), 0, expected, what, REPAIR_ADVICE)
+
+    def _move_to(self, first_seq: int) -> None:
+        self._segment = first_seq
+        self._offset = 0
+        self._next_seq = first_seq
+
+    def _read_segment(self, limit: int | None) -> Iterator[list[Record]]:
+        assert self._segment is not None
+        path = self._run.segment(self._segment)
+        data = memoryview(self._rest_of(path))
+        base = self._offset
+        if base == 0:
+            check_header(path, bytes(data[:HEADER_BYTES]), self._log_id, self._segment)
+            self._offset = HEADER_BYTES
+        for frame in walk(data, self._offset - base, self._seed, self._next_seq):
+            if limit is not None and frame.first_seq > limit:
+                return
+            self._offset = base + frame.stop
+            self._next_seq = frame.last_seq + 1
+            if frame.last_seq >= self._start:
+                yield self._decode(path, base, data, frame, limit)
+        self._check_end(path, data, base, limit)
+
+    def _rest_of(self, path: str) -> bytes:
+        fd = self._disk.open_to_read(path)
+        try:
+            return read_all(self._disk, fd, self._disk.size(fd) - self._offset, self._offset)
+        finally:
+            self._disk.close(fd)
+
+    def _check_end(self, path: str, data: memoryview, base: int, limit: int | None) -> None:
+        """No good frame follows in this segment. Is that right?"""
+        if limit is not None and self._next_seq > limit:
+            return
+        stop = self._offset - base
+        later = [first_seq for first_seq in list_segments(self._disk, self._run) if first_seq > (self._segment or 0)]
+        if stop < len(data) and (later or limit is None):
+            check_torn(path, data, stop, self._seed, self._next_seq - 1, last=not later)
+        elif stop < len(data):
+            what = f"the frame of event {self._next_seq} is bad, though it was acknowledged as durable"
+            raise CorruptLog(path, self._offset, self._next_seq - 1, what, REPAIR_ADVICE)
+        elif later and later[0] != self._next_seq:
+            self._raise_missing_before(later[0], self._next_seq)
+        elif not later and limit is not None:
+            raise LostEvents(self._run.log, self._next_seq, limit)
+
+    def _decode(self, path: str, base: int, data: memoryview, frame: Frame, limit: int | None) -> list[Record]:
+        offset = base + frame.start
+        records = decode(data[frame.body_start : frame.stop], f"{path} at byte {offset}")
+        numbers = [record.seq for record in records]
+        if numbers != list(range(frame.first_seq, frame.first_seq + frame.count)):
+            what = f"the frame says events {frame.first_seq} to {frame.last_seq} and holds {numbers[:5]}"
+            raise CorruptLog(path, offset, frame.first_seq - 1, what, REPAIR_ADVICE)
+        before = max(0, self._start - frame.first_seq)
+        behind = frame.count if limit is None else limit + 1 - frame.first_seq
+        return records[before:behind]
+
+
+def durable_seq(disk: Disk, run: RunDir, log_id: bytes) -> int | None:
+    """How far the log is acknowledged; None where nothing says."""
+    mark = read_head(disk, run.head, checksum_seed(log_id))
+    return None if mark is None else mark.durable_seq
+
+
+def read_log(
+    path: str | os.PathLike[str], start: int = 1, stop: int | None = None, *, disk: Disk | None = None
+) -> Iterator[Record]:
+    """The records `start` up to (not including) `stop` of a run directory, without opening it for writing.
+
+    Works while another process writes the log, and then ends at what was durable when the reading began.
+
+    Raises:
+        NotARun: `path` is not a run directory.
+        CorruptLog, LostEvents, UnsupportedLog: as when the log is opened, at the place where it shows.
+    """
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    log_id = read_run_info(disk, run).log_id
+    limit = durable_seq(disk, run, log_id)
+    if stop is not None:
+        limit = stop - 1 if limit is None else min(limit, stop - 1)
+    return _records(Cursor(disk, run, log_id, start), limit)
+
+
+def _records(cursor: Cursor, limit: int | None) -> Iterator[Record]:
+    for records in cursor.read(limit):
+        yield from records

@@ -1,0 +1,152 @@
+"""What opening a log finds, and what it does about it.
+
+Rule 1: looking comes first and changes nothing; an error leaves every file as it was.
+Rule 2: only the end of the last segment can be torn, and only by one commit. Anything else is damage.
+Rule 3: a log that ends below its durable watermark has lost acknowledged events, however clean it looks.
+"""
+
+import os
+
+import attrs
+
+from groupstate.errors import CorruptLog, LostEvents
+from groupstate.log.disk import Disk, read_file
+from groupstate.log.frames import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES,
+    SegmentHeader,
+    checksum_seed,
+    claimed_stop,
+    find_frame_behind,
+    parse_header,
+    walk,
+)
+from groupstate.log.head import Watermark, read_head
+from groupstate.log.rundir import RunDir
+from groupstate.log.segments import SegmentEnd, is_leftover, list_segments
+
+REPAIR_ADVICE = "Nothing was changed. A repair writes a new log up to an event you choose and leaves this one alone"
+
+
+@attrs.frozen
+class Findings:
+    """What a log holds, and what is to be done before it can be written to."""
+
+    last_seq: int
+    last: SegmentEnd | None
+    """None where there is no segment to go on with."""
+    torn_bytes: int = 0
+    """Bytes of an interrupted commit behind the last good frame."""
+    leftovers: tuple[str, ...] = ()
+    """Files to remove."""
+
+
+def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int) -> Findings:
+    """Read every frame of the log and judge it.
+
+    Raises:
+        CorruptLog: damage that isn't a torn tail.
+        LostEvents: acknowledged events are missing at the end.
+        UnsupportedLog: a segment of a format that this version doesn't know.
+    """
+    mark = read_head(disk, run.head, checksum_seed(log_id))
+    names = disk.listdir(run.log)
+    leftovers = tuple(os.path.join(run.log, name) for name in names if is_leftover(name))
+    findings = attrs.evolve(_examine_segments(disk, run, log_id), leftovers=leftovers)
+    if mark is not None and findings.last_seq < mark.durable_seq and not _may_be_lost(mark, boot_crc):
+        raise LostEvents(run.log, findings.last_seq + 1, mark.durable_seq)
+    return findings
+
+
+def _may_be_lost(mark: Watermark, boot_crc: int) -> bool:
+    """With `durability="os"` events survive the process, and not the machine."""
+    return not mark.flushed and mark.boot_crc != boot_crc
+
+
+def _examine_segments(disk: Disk, run: RunDir, log_id: bytes) -> Findings:
+    first_seqs = list_segments(disk, run)
+    findings = Findings(0, None)
+    for first_seq in first_seqs:
+        path = run.segment(first_seq)
+        if first_seq != findings.last_seq + 1:
+            missing = f"the next segment starts with event {first_seq}, so a segment before it is missing"
+            raise CorruptLog(path, 0, findings.last_seq + 1, missing, REPAIR_ADVICE)
+        last = first_seq == first_seqs[-1]
+        findings = _examine_segment(path, read_file(disk, path), log_id, first_seq, findings, last=last)
+    return findings
+
+
+def _examine_segment(
+    path: str, data: bytes, log_id: bytes, first_seq: int, before: Findings, *, last: bool
+) -> Findings:
+    if last and len(data) <= HEADER_BYTES and parse_header(data, path) is None:
+        # The rename reached the disk and the header didn't: the file holds nothing, so it is torn as a whole.
+        # What was acknowledged in it, if it was cut later, shows in the watermark.
+        return Findings(before.last_seq, None, torn_bytes=len(data))
+    check_header(path, data, log_id, first_seq)
+    view = memoryview(data)
+    stop, last_seq = HEADER_BYTES, before.last_seq
+    for frame in walk(view, HEADER_BYTES, checksum_seed(log_id), first_seq):
+        stop, last_seq = frame.stop, frame.last_seq
+    if stop < len(data):
+        check_torn(path, view, stop, checksum_seed(log_id), last_seq, last=last)
+    return Findings(last_seq, SegmentEnd(first_seq, stop), torn_bytes=len(data) - stop)
+
+
+def check_header(path: str, data: bytes, log_id: bytes, first_seq: int) -> SegmentHeader:
+    """The header of a segment that must have a good one."""
+    header = parse_header(data, path)
+    if header is None:
+        raise CorruptLog(path, 0, first_seq, "the segment's header is damaged", REPAIR_ADVICE)
+    if header.log_id != log_id:
+        raise CorruptLog(path, 0, first_seq, "the segment belongs to another log", REPAIR_ADVICE)
+    if header.first_seq != first_seq:
+        what = f"the segment's name says {first_seq} and its header {header.first_seq}"
+        raise CorruptLog(path, 0, first_seq, what, REPAIR_ADVICE)
+    return header
+
+
+def check_torn(path: str, data: memoryview, stop: int, seed: int, last_seq: int, *, last: bool) -> None:
+    """Make sure that what lies behind the last good frame is one interrupted commit.
+
+    Raises:
+        CorruptLog: it is not.
+    """
+    what = ""
+    if not last:
+        what = "a frame is bad and more segments follow"
+    elif frame := find_frame_behind(data, stop, seed):
+        what = f"a frame is bad and a good one follows at byte {frame.start} with event {frame.first_seq}"
+    elif (claimed := claimed_stop(data, stop)) is not None and claimed < len(data):
+        what = f"a frame is bad and {len(data) - claimed} bytes follow it, so it isn't the last"
+    elif len(data) - stop > FRAME_BYTES_MAX:
+        what = f"{len(data) - stop} bytes behind it make no frame, more than one commit can leave"
+    if what:
+        raise CorruptLog(path, stop, last_seq, what, REPAIR_ADVICE)
+
+
+def carry_out(disk: Disk, run: RunDir, findings: Findings, *, sync: bool) -> None:
+    """Cut the torn tail, remove leftovers, and put on the disk what was only in its cache."""
+    for path in findings.leftovers:
+        disk.unlink(path)
+    if findings.last is None:
+        _remove_torn_segment(disk, run, findings)
+    else:
+        fd = disk.open(run.segment(findings.last.first_seq))
+        try:
+            if findings.torn_bytes:
+                disk.truncate(fd, findings.last.stop)
+            if sync:
+                # Also without a torn tail: the last commit may have been written and not flushed when its
+                # process died, and from here on it counts as durable.
+                disk.fdatasync(fd)
+        finally:
+            disk.close(fd)
+    if sync:
+        disk.fsync_dir(run.log)
+
+
+def _remove_torn_segment(disk: Disk, run: RunDir, findings: Findings) -> None:
+    path = run.segment(findings.last_seq + 1)
+    if disk.exists(path):
+        disk.unlink(path)
