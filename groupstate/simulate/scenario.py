@@ -1,0 +1,391 @@
+"""Scenario files: a bug report as data, run on the real ledger, rules and sampler in virtual time.
+
+Rule 1: a step does one thing through the public API, then everything runs until all tasks are blocked.
+Rule 2: a file that isn't understood is refused (`MalformedScenario`), never half run.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from groupstate.batch import Batch
+from groupstate.core import events as ev
+from groupstate.core.book import replayed
+from groupstate.core.events import VersionSpan
+from groupstate.core.invariants import violations
+from groupstate.core.phases import Phase
+from groupstate.core.prompt import Prompt
+from groupstate.core.trajectory import Trajectory
+from groupstate.errors import GroupstateError, UnusableResult
+from groupstate.log.file import FileLog
+from groupstate.log.memory import MemoryLog
+from groupstate.runtime.recovery import CheckpointMark
+from groupstate.runtime.run import Run, open_run
+from groupstate.runtime.sources import IteratorSource
+from groupstate.simulate.loop import VirtualLoop, run_virtual
+from groupstate.simulate.scenario_file import MalformedScenario, Scenario, Step, load
+
+LOOP_TURNS = 60
+"""Turns of the event loop after each step. A claim takes under ten, whoever waits."""
+
+
+class StepFailed(Exception):
+    """A step whose outcome differs from its expectation."""
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    """A `sample()` step and what became of it."""
+
+    task: "asyncio.Task[Batch]"
+    told: bool = False
+
+    @property
+    def blocked(self) -> bool:
+        return not self.task.done()
+
+    @property
+    def batch(self) -> Batch | None:
+        done = self.task.done() and not self.task.cancelled() and self.task.exception() is None
+        return self.task.result() if done else None
+
+    @property
+    def error(self) -> BaseException | None:
+        return self.task.exception() if self.task.done() and not self.task.cancelled() else None
+
+
+class Runner:
+    """Runs one scenario."""
+
+    def __init__(self, scenario: Scenario, loop: VirtualLoop, folder: Path | None) -> None:
+        self._scenario = scenario
+        self._loop = loop
+        self._folder = folder
+        """Where the file log lies; None for a memory log."""
+        self._stack = contextlib.AsyncExitStack()
+        self._run: Run | None = None
+        self._waiters: list[_Waiter] = []
+        self._marks: dict[str, CheckpointMark] = {}
+        self._copies = itertools.count(1)
+        self._error: BaseException | None = None
+
+    async def play(self) -> None:
+        """
+        Raises:
+            StepFailed: the first step that differs.
+        """
+        async with self._stack:
+            await self._open(weight_version=self._scenario.first_version)
+            for number, step in enumerate(self._scenario.steps, 1):
+                await self._step(number, step)
+            for waiter in self._waiters:
+                waiter.task.cancel()
+            await asyncio.wait([waiter.task for waiter in self._waiters]) if self._waiters else None
+
+    async def _step(self, number: int, step: Step) -> None:
+        before = self.run.book.last_seq if self._run is not None else 0
+        self._error = None
+        try:
+            await getattr(self, f"_do_{step.verb}")(step)
+        except UnusableResult as error:
+            # It was recorded as the session's failure, which is what a step can look at.
+            self._error = error if "error" in step.expect else None
+        except GroupstateError as error:
+            self._error = error
+        await self._quiet()
+        if self._error is not None and "error" not in step.expect:
+            raise StepFailed(f"step {number} {step}: raised {type(self._error).__name__}: {self._error}")
+        self._compare(number, step, before)
+
+    async def _quiet(self) -> None:
+        for _ in range(LOOP_TURNS):
+            await asyncio.sleep(0)
+
+    @property
+    def run(self) -> Run:
+        if self._run is None:
+            raise StepFailed("the run has crashed; a recover step must come first")
+        return self._run
+
+    # Opening, crashing -------------------------------------------------------------------------------
+
+    async def _open(self, *, weight_version: int | None = None, resume_at: CheckpointMark | None = None) -> None:
+        source = None
+        if self._scenario.source is not None:
+            source = IteratorSource([Prompt(group_id=group_id) for group_id in self._scenario.source], name="source")
+        self._run = await self._stack.enter_async_context(
+            open_run(
+                rules=self._scenario.rules,
+                source=source,
+                group_size=self._scenario.group_size,
+                weight_version=weight_version,
+                resume_at=resume_at,
+                clock_ns=self._loop.clock_ns,
+                log=self._log(),
+            )
+        )
+
+    def _log(self) -> MemoryLog | FileLog:
+        if self._folder is None:
+            return MemoryLog()
+        if (self._folder / "run.json").exists():
+            return FileLog.open(self._folder, durability="os", inline=True)
+        return FileLog.create(self._folder, durability="os", inline=True)
+
+    async def _do_crash(self, step: Step) -> None:
+        """What a kill leaves is a copy of the files; the old run is taken down on files nobody reads again."""
+        assert self._folder is not None
+        copy = self._folder.with_name(f"{self._scenario.folder_name}-{next(self._copies)}")
+        shutil.copytree(self.run.ledger.log.path, copy)  # type: ignore[attr-defined]
+        (copy / "log" / "lock").unlink(missing_ok=True)
+        if "keep_bytes" in step.options:
+            last = max((copy / "log").glob("*.seg"))
+            os.truncate(last, min(step.options["keep_bytes"], last.stat().st_size))
+            # The watermark isn't flushed, so after a kill it may be behind, never ahead.
+            (copy / "log" / "head").unlink(missing_ok=True)
+        await self._stack.aclose()
+        for waiter in self._waiters:
+            waiter.task.cancel()
+        self._folder = copy
+        self._run = None
+
+    async def _do_recover(self, step: Step) -> None:
+        name = step.options.get("at")
+        if name is not None and name not in self._marks:
+            raise StepFailed(f"there is no checkpoint named {name!r}; there are {sorted(self._marks)}")
+        await self._open(resume_at=self._marks[name] if name is not None else None)
+
+    # Steps -------------------------------------------------------------------------------------------
+
+    async def _do_submit(self, step: Step) -> None:
+        options = step.options
+        self.run.submit(
+            Prompt(dataset=options.get("dataset", "")),
+            group_id=step.subject,
+            n=options.get("n", 1),
+            partition=options.get("partition", ev.TRAIN),
+            weight_version=options.get("weight_version"),
+        )
+
+    async def _do_start(self, step: Step) -> None:
+        book = self.run.book
+        attempt = step.options.get("attempt")
+        if step.subject in book.groups:
+            for number, session in enumerate(book.groups[step.subject].sessions):
+                if session.state == "waiting":
+                    self.run.ledger.start(step.subject, number, attempt)
+        else:
+            group_id, session_number = step.address
+            self.run.ledger.start(group_id, session_number, attempt)
+
+    async def _do_finish(self, step: Step) -> None:
+        group_id, session = step.address
+        rows = step.options.get("trajectories")
+        if rows is None:
+            result = [Trajectory(metrics=step.options.get("metrics", {}))]
+        else:
+            result = [_trajectory(row) for row in rows]
+        self.run.ledger.finish(group_id, session, step.options.get("attempt"), result)
+
+    async def _do_fail(self, step: Step) -> None:
+        group_id, session = step.address
+        options = step.options
+        self.run.ledger.fail(
+            group_id,
+            session,
+            options.get("attempt"),
+            options.get("kind", "error"),
+            "scenario",
+            retryable=options.get("retryable", False),
+        )
+
+    async def _do_cancel(self, step: Step) -> None:
+        self.run.cancel(step.subject)
+
+    async def _do_requeue(self, step: Step) -> None:
+        self.run.requeue(step.subject)
+
+    async def _do_publish(self, step: Step) -> None:
+        await self.run.publish_weights(step.subject)
+
+    async def _do_sample(self, step: Step) -> None:
+        call = self.run.sample(
+            step.subject,
+            weight_version=step.options.get("weight_version"),
+            partition=step.options.get("partition", ev.TRAIN),
+        )
+        self._waiters.append(_Waiter(asyncio.ensure_future(call)))
+
+    async def _do_waiting(self, step: Step) -> None:
+        self._waiter(step)
+
+    async def _do_cancel_sample(self, step: Step) -> None:
+        self._waiter(step).task.cancel()
+
+    async def _do_commit(self, step: Step) -> None:
+        await self.run.commit(step.subject)
+
+    async def _do_release(self, step: Step) -> None:
+        await self.run.release(step.subject)
+
+    async def _do_advance_s(self, step: Step) -> None:
+        await asyncio.sleep(step.subject)
+
+    async def _do_checkpoint(self, step: Step) -> None:
+        self._marks[step.subject] = await self.run.checkpoint(step.subject)
+
+    async def _do_check(self, step: Step) -> None:
+        records = list(self.run.ledger.log.read())
+        found = violations(records)
+        if found:
+            raise StepFailed("invariants are violated:\n" + "\n".join(f"  {violation}" for violation in found))
+        if replayed(records).digest() != self.run.book.digest():
+            raise StepFailed("replaying the log gives another book than the run has")
+
+    def _waiter(self, step: Step) -> _Waiter:
+        number: int = step.options.get("waiter", len(self._waiters))
+        if not 1 <= number <= len(self._waiters):
+            raise StepFailed(f"there is no waiter {number}; {len(self._waiters)} sample steps were run")
+        return self._waiters[number - 1]
+
+    # Expectations ------------------------------------------------------------------------------------
+
+    def _compare(self, number: int, step: Step, before: int) -> None:
+        for name, expected in step.expect.items():
+            actual = self._actual(name, expected, step, before)
+            if actual != expected:
+                raise StepFailed(f"step {number} {step}: {name}\n  expected {expected!r}\n  actual   {actual!r}")
+
+    def _actual(self, name: str, expected: Any, step: Step, before: int) -> Any:
+        if name in {"groups", "blocked", "waiting", "metrics", "batch"}:
+            return self._of_waiter(name, expected, step)
+        if name == "error":
+            error = self._error
+            if error is None and self._waiters:
+                error = self._waiter(step).error
+            return None if error is None else type(error).__name__
+        if name == "phase":
+            return {group_id: self._phase(group_id) for group_id in expected}
+        if name == "counts":
+            return {phase: self._count(phase) for phase in expected}
+        return _OF_EVENTS[name](self._events_since(before))
+
+    def _of_waiter(self, name: str, expected: Any, step: Step) -> Any:
+        waiter = self._waiter(step)
+        if name in {"blocked", "waiting"}:
+            return waiter.blocked
+        if waiter.batch is None:
+            return f"no batch: {'still waiting' if waiter.blocked else repr(waiter.error)}"
+        if name == "groups":
+            return waiter.batch.group_ids
+        if name == "metrics":
+            return {key: waiter.batch.metrics.get(key) for key in expected}
+        return [f"{row.group_id}/{row.session}/{row.index}" for row in waiter.batch.rows]
+
+    def _phase(self, group_id: str) -> str:
+        book = self.run.book
+        group = book.groups.get(group_id)
+        return str(group.phase if group is not None else book.departed.get(group_id, "unknown"))
+
+    def _count(self, phase: str) -> int:
+        book = self.run.book
+        if phase in {"evicted", "committed", "submitted"}:
+            return book.totals[phase]
+        return book.count(Phase(phase))
+
+    def _events_since(self, before: int) -> list[ev.AnyEvent]:
+        return [record.event for record in self.run.ledger.log.read(before + 1)]
+
+
+def _forfeited(events: Iterable[ev.AnyEvent]) -> int:
+    return sum(event.count for event in events if isinstance(event, ev.RefillForfeited))
+
+
+def _fenced(events: Iterable[ev.AnyEvent]) -> str | None:
+    reasons = [event.reason for event in events if isinstance(event, ev.ResultFenced)]
+    return reasons[-1] if reasons else None
+
+
+_OF_EVENTS: dict[str, Callable[[list[ev.AnyEvent]], Any]] = {
+    "evicted": lambda events: {e.group_id: list(e.reasons) for e in events if isinstance(e, ev.GroupEvicted)},
+    "submitted": lambda events: [
+        e.group_id for e in events if isinstance(e, ev.GroupSubmitted) and e.cause != "submit"
+    ],
+    "forfeited": _forfeited,
+    "fenced": _fenced,
+}
+
+
+def _trajectory(row: dict[str, Any]) -> Trajectory:
+    versions: list[int] = row.get("versions", [])
+    spans, start = [], 0
+    for version, tokens in itertools.groupby(versions):
+        stop = start + len(list(tokens))
+        spans.append(VersionSpan(start, stop, version))
+        start = stop
+    return Trajectory(response_ids=[0] * len(versions), spans=spans, metrics=row.get("metrics", {}))
+
+
+# Running files ---------------------------------------------------------------------------------------
+
+
+def play(scenario: Scenario) -> None:
+    """Run a scenario.
+
+    Raises:
+        StepFailed: the first step that differs.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if scenario.crashes:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / scenario.folder_name
+
+        async def main(loop: VirtualLoop) -> None:
+            await Runner(scenario, loop, folder).play()
+
+        run_virtual(main)
+
+
+def scenario_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The files that are named, and the .toml files beneath the directories that are.
+
+    Raises:
+        MalformedScenario: a path that isn't there, or a directory without any.
+    """
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise MalformedScenario(f"{path}: there is no such file or directory")
+        beneath = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
+        if not beneath:
+            raise MalformedScenario(f"{path}: it holds no .toml files")
+        files += beneath
+    return files
+
+
+def main_paths(paths: Sequence[str | Path], *, say: Callable[[str], None] = print) -> int:
+    """Run scenario files; 0 if all expectations hold, 1 if a step differs, 2 if a file is malformed."""
+    try:
+        scenarios = [load(file) for file in scenario_files(paths)]
+    except MalformedScenario as error:
+        say(str(error))
+        return 2
+    failed = 0
+    for scenario in scenarios:
+        try:
+            play(scenario)
+        except StepFailed as error:
+            failed += 1
+            say(f"FAILED {scenario.path}: {scenario.title}\n{error}")
+        else:
+            say(f"ok     {scenario.path}: {scenario.title}")
+    say(f"{len(scenarios) - failed} passed, {failed} failed")
+    return 1 if failed else 0
