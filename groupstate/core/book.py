@@ -27,7 +27,7 @@ MARKS_KEPT = 2
 """Checkpoint marks that a run can go back to; committed groups newer than the older one are kept aside."""
 
 OrderKey = tuple[int, int, str]
-"""(version that lag is counted from, seq of the submission, group id): the order of sampling."""
+"""(weight version, seq of the submission, group id)."""
 
 
 @attrs.frozen
@@ -93,6 +93,9 @@ class _Shelf:
     def __init__(self) -> None:
         self.phases: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
         self.ready: SortedList[OrderKey] = SortedList()
+        """In the order of sampling: by the version that the basis names."""
+        self.aging: SortedList[OrderKey] = SortedList()
+        """The same groups by the version that their lag is counted from: who turns stale first."""
         self.in_flight: SortedList[OrderKey] = SortedList()
 
 
@@ -167,6 +170,10 @@ class Book:
         """Terminal groups that can be sampled, oldest first (version, then submission)."""
         return (self.groups[key[2]] for key in self._shelf(partition).ready)
 
+    def by_age(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Group]:
+        """The same groups by lag, highest first."""
+        return (self.groups[key[2]] for key in self._shelf(partition).aging)
+
     def oldest_in_flight(self, partition: ev.Partition = ev.TRAIN) -> Group | None:
         keys = self._shelf(partition).in_flight
         return self.groups[keys[0][2]] if keys else None
@@ -231,6 +238,7 @@ class Book:
             "aside": [msgspec.to_builtins(group) for group in self.aside.values()],
             "departed": {key: str(phase) for key, phase in self.departed.items()},
             "ready": {name: [list(key) for key in shelf.ready] for name, shelf in sorted(self._shelves.items())},
+            "aging": {name: [list(key) for key in shelf.aging] for name, shelf in sorted(self._shelves.items())},
             "in_flight": {name: [list(k) for k in shelf.in_flight] for name, shelf in sorted(self._shelves.items())},
             "phases": {
                 name: {str(phase): list(ids) for phase, ids in shelf.phases.items()}
@@ -295,23 +303,24 @@ class Book:
         if used is None or before.phase is Phase.SAMPLED:
             return after
         first, oldest, newest = used
-        return replace(
-            after, aged_from={"first_token": first, "oldest_token": oldest, "newest_token": newest}[self._basis]
-        )
+        version = {"first_token": first, "oldest_token": oldest, "newest_token": newest}[self._basis]
+        return replace(after, version=version, aged_from=version)
 
     def _index(self, shelf: _Shelf, group: Group) -> None:
         shelf.phases[group.phase][group.group_id] = None
         if group.phase in IN_FLIGHT:
-            shelf.in_flight.add(_key(group))
+            shelf.in_flight.add(_age_key(group))
         elif group.phase in TERMINAL and _has_rows(group):
-            shelf.ready.add(_key(group))
+            shelf.ready.add(_order_key(group))
+            shelf.aging.add(_age_key(group))
 
     def _unindex(self, shelf: _Shelf, group: Group) -> None:
         del shelf.phases[group.phase][group.group_id]
         if group.phase in IN_FLIGHT:
-            shelf.in_flight.remove(_key(group))
+            shelf.in_flight.remove(_age_key(group))
         elif group.phase in TERMINAL and _has_rows(group):
-            shelf.ready.remove(_key(group))
+            shelf.ready.remove(_order_key(group))
+            shelf.aging.remove(_age_key(group))
 
     def _leave(self, group: Group, phase: Phase) -> None:
         self._unindex(self._shelf(group.partition), group)
@@ -506,7 +515,11 @@ class Book:
         self.closed = True
 
 
-def _key(group: Group) -> OrderKey:
+def _order_key(group: Group) -> OrderKey:
+    return (group.version, group.submitted_seq, group.group_id)
+
+
+def _age_key(group: Group) -> OrderKey:
     return (group.aged_from, group.submitted_seq, group.group_id)
 
 

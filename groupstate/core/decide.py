@@ -86,7 +86,7 @@ def newly_stale(book: Book, rules: Rules) -> list[Group]:
         return []
     assert rules.lag_max is not None
     stale = []
-    for group in book.ready():
+    for group in book.by_age():
         if book.lag(group) <= rules.lag_max:
             break
         stale.append(group)

@@ -45,8 +45,11 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     dataset: str
     stamp: int
     """Weight version at submission."""
+    version: int
+    """Weight version that the rules' basis names (the stamp, for `dispatch`): the order of sampling."""
     aged_from: int
-    """Weight version that the lag is counted from: the stamp, or what the rules' basis makes of it."""
+    """Weight version that the lag is counted from: `version`, unless the group came back from a batch or an
+    abandoned line of weights."""
     submitted_seq: int
     submitted_at_ns: int
     cause: ev.Cause
@@ -98,6 +101,7 @@ def submitted(event: ev.GroupSubmitted, seq: int, at_ns: int) -> Group:
         partition=event.partition,
         dataset=event.dataset,
         stamp=event.weight_version,
+        version=event.weight_version,
         aged_from=event.weight_version,
         submitted_seq=seq,
         submitted_at_ns=at_ns,
@@ -229,6 +233,7 @@ def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Gr
         terminal_seq=0,
         partial=False,
         cancelled=False,
+        version=group.stamp,
         aged_from=group.stamp,
         requeue_count=group.requeue_count + 1,
     )
