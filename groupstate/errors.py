@@ -204,6 +204,10 @@ class EngineError(GroupstateError):
     """An engine refused a request or died."""
 
 
+class EngineDied(EngineError):
+    """The engine is gone: it crashed or was closed. No request will be served any more."""
+
+
 class BadInput(GroupstateError):
     """A file that the user named can't be used; the text says which line and what would be right."""
 

@@ -95,7 +95,8 @@ class Engine(Protocol):
         """Answer one request; many may be under way at once.
 
         Raises:
-            EngineError: the request can't be served, was used before, or the engine has died.
+            EngineError: the request can't be served or was used before.
+            EngineDied: the engine has crashed or was closed.
         """
         ...
 

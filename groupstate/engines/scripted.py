@@ -14,7 +14,7 @@ import attrs
 
 from groupstate.core.events import VersionSpan
 from groupstate.engines.port import FinishReason, Generation, Request, Tokenizer, claim
-from groupstate.errors import EngineError
+from groupstate.errors import EngineDied, EngineError
 
 Answer: TypeAlias = Sequence[int] | BaseException
 Script: TypeAlias = Callable[[Sequence[int]], Answer] | Sequence[Answer]
@@ -188,9 +188,9 @@ class ScriptedEngine:
 
     def _check_alive(self) -> None:
         if self._end is not None:
-            raise EngineError(f"the engine died: {type(self._end).__name__}: {self._end}") from self._end
+            raise EngineDied(f"the engine died: {type(self._end).__name__}: {self._end}") from self._end
         if self._closed:
-            raise EngineError("the engine is closed")
+            raise EngineDied("the engine is closed")
 
     def _interrupt(self) -> None:
         for row in self._rows.values():

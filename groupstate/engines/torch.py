@@ -23,7 +23,7 @@ from groupstate.core.events import VersionSpan
 from groupstate.engines.port import FinishReason, Generation, Request, Tokenizer, claim
 from groupstate.engines.slots import SlotBatch
 from groupstate.engines.transformer import Transformer, TransformerConfig
-from groupstate.errors import EngineError, Unsupported
+from groupstate.errors import EngineDied, EngineError, Unsupported
 
 Outcome: TypeAlias = tuple["asyncio.Future[Any]", Any]
 """A future and what it is to become: an exception or a result."""
@@ -181,9 +181,9 @@ class TorchEngine:
 
     def _check_alive(self) -> None:
         if self._end is not None:
-            raise EngineError(f"the engine died: {type(self._end).__name__}: {self._end}") from self._end
+            raise EngineDied(f"the engine died: {type(self._end).__name__}: {self._end}") from self._end
         if self._closed:
-            raise EngineError("the engine is closed")
+            raise EngineDied("the engine is closed")
 
     def _checked_prompt(self, request: Request) -> tuple[int, ...]:
         prompt_ids = tuple(int(token) for token in request.prompt_ids)
@@ -324,7 +324,7 @@ class TorchEngine:
         self._pausing.clear()
         outcomes: list[Outcome] = []
         for future in futures:
-            error = EngineError(message)
+            error = EngineDied(message)
             error.__cause__ = cause
             outcomes.append((future, error))
         return outcomes

@@ -18,7 +18,7 @@ from groupstate.core.group import Group
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.engines.port import Engine, SamplingParams
-from groupstate.errors import DamagedPayload, EngineError, UnusableResult
+from groupstate.errors import DamagedPayload, EngineDied, UnusableResult
 from groupstate.runtime.controller import Controller, Signal
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
@@ -182,14 +182,13 @@ class Rollout:
         error = task.exception()
         if error is None:
             self._finish(ctx, task.result())
-        elif isinstance(error, Exception):
-            retryable = isinstance(error, RetryableError)
-            self._ledger.fail(*who, "error", describe(error), retryable=retryable)
-            if isinstance(error, EngineError) and getattr(self._engine, "dead", None) is not None:
-                raise error
-        else:
-            self._ledger.fail(*who, "error", describe(error))
+        elif isinstance(error, EngineDied):
+            # No session can end any more. Nothing is held against this one: it starts over with the run.
             raise error
+        else:
+            self._ledger.fail(*who, "error", describe(error), retryable=isinstance(error, RetryableError))
+            if not isinstance(error, Exception):
+                raise error
 
     async def _call(self, ctx: SessionContext) -> SessionResult:
         return await self._function(ctx)

@@ -348,12 +348,19 @@ class Run:
                 self._controller.settle()
                 await self._rollout.run()
         except Exception as error:
-            self._controller.dead = error
-            log.error("the rollout died", error=repr(error))
+            self._controller.dead = _first_cause(error)
+            log.error("the rollout died", error=repr(self._controller.dead))
             self._controller.settle()
         finally:
             self._controller.admits = False
             self._rollout_ended.set()
+
+
+def _first_cause(error: Exception) -> Exception:
+    """The first error inside of the groups that task groups make."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _number(batch: Batch | int) -> int:
