@@ -1,0 +1,437 @@
+"""The log in files: what it writes, in which order, and how it is opened again."""
+
+import asyncio
+import json
+import os
+import threading
+
+import pytest
+
+from groupstate.errors import BadInput, LogError, LogFailed, NotARun, UnsupportedLog
+from groupstate.log.file import FileLog
+from groupstate.log.frames import HEADER_BYTES, walk
+from groupstate.log.reading import read_log
+from groupstate.simulate.faults import FaultyDisk
+
+from .scenes import FIRST_SEGMENT, LOG_ID, RUN, close, make, reopen, seqs, submitted, weights
+
+
+class GatedDisk(FaultyDisk):
+    """A disk whose next flush waits until the test lets it go."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.at_gate = threading.Event()
+
+    def fdatasync(self, fd):
+        self.at_gate.set()
+        assert self.gate.wait(30)
+        super().fdatasync(fd)
+
+    def stop_next_flush(self):
+        self.gate.clear()
+        self.at_gate.clear()
+
+
+async def reached(event):
+    await asyncio.get_running_loop().run_in_executor(None, event.wait, 30)
+
+
+def posts_per_frame(disk):
+    data = disk.read(FIRST_SEGMENT)
+    return [
+        frame.count
+        for frame in walk(memoryview(data), HEADER_BYTES, __import__("zlib").crc32(bytes.fromhex(LOG_ID)), 1)
+    ]
+
+
+# Creating and opening -----------------------------------------------------------------------------------
+
+
+async def test_an_opened_log_goes_on_where_it_ended(tmp_path):
+    log = FileLog.create(tmp_path / "run", log_id=LOG_ID)
+    log.post(weights(1, 3))
+    await log.aclose()
+    log = FileLog.open(tmp_path / "run")
+    log.post(weights(4))
+    await log.durable(4)
+
+    assert (log.recovered_seq, log.torn_bytes, log.log_id, log.path) == (3, 0, LOG_ID, str(tmp_path / "run"))
+    assert seqs(log.read()) == [1, 2, 3, 4]
+    await log.aclose()
+
+
+async def test_a_run_directory_has_the_files_that_the_format_names(tmp_path):
+    log = FileLog.create(tmp_path / "run", log_id=LOG_ID)
+    log.post([submitted(1, log.payloads.put(b"x"))])
+    await log.durable(1)
+    names = sorted(os.listdir(tmp_path / "run" / "log"))
+    await log.aclose()
+
+    assert names[:3] == ["00000000000000000001.seg", "head", "lock"]
+    assert names[3].startswith("schema-")
+    assert os.listdir(tmp_path / "run" / "payloads") == ["0000000001.pay"]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["log_id"] == LOG_ID
+
+
+async def test_a_log_made_without_an_id_gets_one(tmp_path):
+    log = FileLog.create(tmp_path / "run")
+    await log.aclose()
+
+    assert len(log.log_id) == 32
+
+
+def test_a_run_is_not_created_over_another():
+    disk = FaultyDisk()
+    asyncio.run(close(make(disk)))
+    before = disk.operation_count
+    with pytest.raises(BadInput, match="/runs/one holds a run already; open it"):
+        make(disk)
+
+    assert disk.operation_count == before
+
+
+def test_a_run_is_not_created_over_events_without_a_run():
+    disk = FaultyDisk()
+    log = make(disk)
+    log.post(weights(1))
+    asyncio.run(log.aclose())
+    disk.remove(f"{RUN}/run.json")
+    with pytest.raises(BadInput, match="holds events, though"):
+        make(disk)
+
+
+def test_two_creators_at_once_make_one_run(monkeypatch):
+    disk = FaultyDisk()
+    asyncio.run(close(make(disk)))
+    exists = disk.exists
+    answers = iter([False])
+    # The other creator is done between the first look and the lock.
+    monkeypatch.setattr(disk, "exists", lambda path: next(answers, None) is None and exists(path))
+    with pytest.raises(BadInput, match="holds a run already"):
+        make(disk)
+
+
+def test_a_creation_that_died_can_be_repeated():
+    disk = FaultyDisk()
+    asyncio.run(close(make(disk, log_id="f" * 32)))
+    disk.remove(f"{RUN}/run.json")
+    log = make(disk)
+    log.post(weights(1))
+
+    assert log.durable_seq == 1
+    asyncio.run(log.aclose())
+    assert seqs(read_log(RUN, disk=disk)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"log_id": "seven"}, "32 hexadecimal digits"), ({"durability": "memory"}, "'fsync'")],
+)
+def test_options_that_make_no_sense_are_refused(options, text):
+    disk = FaultyDisk()
+    with pytest.raises(BadInput, match=text):
+        make(disk, **options)
+
+    assert disk.operation_count == 0
+
+
+def test_a_directory_that_cannot_be_written_says_what_is_needed(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match="can't be made a run"):
+        FileLog.create(tmp_path / "file" / "run")
+
+
+# What isn't a run ---------------------------------------------------------------------------------------
+
+
+def not_a_run(path):
+    with pytest.raises(NotARun) as caught:
+        FileLog.open(path)
+    with pytest.raises(NotARun):
+        read_log(path)
+    return str(caught.value)
+
+
+def test_a_path_that_is_not_a_run_says_what_would_be_right(tmp_path):
+    asyncio.run(close(FileLog.create(tmp_path / "runs" / "one")))
+    asyncio.run(close(FileLog.create(tmp_path / "runs" / "two")))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+
+    assert "doesn't exist; name a run directory" in not_a_run(tmp_path / "none")
+    assert "holds runs and is none itself; name one of them: one, two" in not_a_run(tmp_path / "runs")
+    assert f"name the run directory itself: {tmp_path}/runs/one" in not_a_run(tmp_path / "runs" / "one" / "log")
+    assert "is not a run directory: it has no run.json" in not_a_run(tmp_path / "empty")
+    assert "is not a run directory" in not_a_run(tmp_path / "file")
+
+
+def test_a_run_json_of_somebody_else_is_no_run(tmp_path):
+    for text in ("", "[]", '{"format": "jogging"}', '{"format": "groupstate-run", "version": 1}', "\xff"):
+        (tmp_path / "run.json").write_text(text)
+        assert "isn't what groupstate writes" in not_a_run(tmp_path)
+
+
+def test_a_run_json_that_cannot_be_read_says_why(tmp_path):
+    (tmp_path / "run.json").mkdir()
+
+    assert "can't be read" in not_a_run(tmp_path)
+
+
+def test_a_run_of_a_later_format_is_refused():
+    disk = FaultyDisk()
+    asyncio.run(close(make(disk)))
+    fields = json.loads(disk.read(f"{RUN}/run.json"))
+    disk.replace(f"{RUN}/run.json", json.dumps({**fields, "version": 2}).encode())
+    with pytest.raises(UnsupportedLog, match="is a run of format 2"):
+        reopen(disk)
+
+
+# Order and commits --------------------------------------------------------------------------------------
+
+
+async def test_payloads_reach_the_disk_before_the_events_that_name_them_and_the_watermark_comes_last():
+    disk = FaultyDisk()
+    log = make(disk)
+    log.post([submitted(1, log.payloads.put(b"first"))])
+    del disk.operations[:]
+    log.post([submitted(2, log.payloads.put(b"second"))])
+
+    segment, payloads = f"{1:020d}.seg", f"{1:010d}.pay"
+    assert disk.operations == [
+        f"write {payloads}",
+        f"flush {payloads}",
+        f"write {segment}",
+        f"flush {segment}",
+        "write head",
+    ]
+    await log.aclose()
+
+
+async def test_a_new_segment_is_whole_before_it_has_its_name():
+    disk = FaultyDisk()
+    log = make(disk)
+    del disk.operations[:]
+    log.post(weights(1))
+
+    segment = f"{1:020d}.seg"
+    assert disk.operations[:5] == [
+        f"create {segment}.tmp",
+        f"write {segment}.tmp",
+        f"flush {segment}.tmp",
+        f"rename {segment}",
+        "flush log/",
+    ]
+    await log.aclose()
+
+
+async def test_a_log_for_the_process_only_flushes_nothing():
+    disk = FaultyDisk()
+    log = make(disk, durability="os", segment_bytes=100)
+    del disk.operations[:]
+    for seq in range(1, 10):
+        log.post([submitted(seq, log.payloads.put(b"x"))])
+    await log.aclose()
+
+    assert not [words for words in disk.operations if "flush" in words]
+    assert seqs(read_log(RUN, disk=disk.copy())) == list(range(1, 10))
+
+
+async def test_what_is_posted_while_a_commit_runs_becomes_one_commit():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    log.post(weights(1))
+    await log.durable(1)
+    disk.stop_next_flush()
+    log.post(weights(2))
+    await reached(disk.at_gate)
+    for seq in range(3, 8):
+        log.post(weights(seq))
+    assert (log.last_seq, log.durable_seq) == (7, 1)
+    assert seqs(log.read()) == [1, 2, 3, 4, 5, 6, 7]
+    assert seqs(log.read(3, 5)) == [3, 4]
+    disk.gate.set()
+    await log.durable(7)
+
+    assert posts_per_frame(disk) == [1, 1, 5]
+    await log.aclose()
+
+
+async def test_a_commit_has_a_bound_but_never_splits_a_post(monkeypatch):
+    monkeypatch.setattr("groupstate.log.commit.COMMIT_BYTES_MAX", 100)
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    log.post(weights(1))
+    await log.durable(1)
+    disk.stop_next_flush()
+    log.post(weights(2))
+    await reached(disk.at_gate)
+    log.post(weights(3, 3))
+    log.post(weights(6, 3))
+    log.post(weights(9, 30))
+    log.post(weights(39))
+    disk.gate.set()
+    await log.durable(39)
+
+    assert posts_per_frame(disk) == [1, 1, 6, 30, 1]
+    await log.aclose()
+
+
+async def test_a_post_larger_than_a_frame_may_be_is_refused(monkeypatch):
+    monkeypatch.setattr("groupstate.log.file.FRAME_BYTES_MAX", 200)
+    log = make(FaultyDisk())
+    with pytest.raises(LogError, match="bytes in one post are too many"):
+        log.post(weights(1, 50))
+    log.post(weights(1))
+
+    assert log.durable_seq == 1
+    await log.aclose()
+
+
+async def test_a_slow_flush_does_not_stop_the_loop():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.stop_next_flush()
+    log.post(weights(1))
+    waiter = asyncio.ensure_future(log.durable(1))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not waiter.done()
+    disk.gate.set()
+    await waiter
+    await log.aclose()
+
+
+async def test_closing_waits_for_the_commit_that_runs_and_keeps_the_rest():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.stop_next_flush()
+    log.post(weights(1))
+    await reached(disk.at_gate)
+    log.post(weights(2))
+    closing = [asyncio.ensure_future(log.aclose()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiter = asyncio.ensure_future(log.durable(2))
+    with pytest.raises(LogFailed, match="is closed"):
+        log.post(weights(3))
+    log.payloads.free([])
+    disk.gate.set()
+    await asyncio.gather(*closing, waiter)
+
+    assert log.durable_seq == 2
+    assert not disk.exists(f"{RUN}/log/lock")
+
+
+async def test_cancelling_the_close_does_not_stop_it():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.stop_next_flush()
+    log.post(weights(1))
+    await reached(disk.at_gate)
+    closing = asyncio.ensure_future(log.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    disk.gate.set()
+    await log.aclose()
+
+    assert log.durable_seq == 1
+    assert not disk.exists(f"{RUN}/log/lock")
+
+
+def test_a_loop_that_closed_while_its_task_waited_does_not_hurt_the_writer():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.stop_next_flush()
+    log.post(weights(1))
+
+    async def give_up():
+        waiter = asyncio.ensure_future(log.durable(1))
+        await asyncio.sleep(0)
+        return waiter
+
+    loop = asyncio.new_event_loop()
+    waiter = loop.run_until_complete(give_up())
+    waiter.cancel()
+    loop.run_until_complete(asyncio.wait([waiter]))
+    loop.close()
+    disk.gate.set()
+
+    async def go_on():
+        log.post(weights(2))
+        await log.durable(2)
+        await log.aclose()
+
+    asyncio.run(go_on())
+    assert log.durable_seq == 2
+
+
+async def test_a_log_in_two_loops_wakes_both():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.stop_next_flush()
+    log.post(weights(1))
+    elsewhere = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(log.durable(1)))
+    here = asyncio.ensure_future(log.durable(1))
+    await asyncio.sleep(0)
+    disk.gate.set()
+    await asyncio.gather(elsewhere, here)
+    await log.aclose()
+
+
+async def test_a_log_without_a_thread_starts_none():
+    before = threading.active_count()
+    log = make(FaultyDisk())
+    log.post(weights(1))
+    await log.durable(1)
+
+    assert threading.active_count() == before
+    await log.aclose()
+
+
+async def test_an_unused_log_starts_no_thread_either(tmp_path):
+    before = threading.active_count()
+    log = FileLog.create(tmp_path / "run")
+
+    assert threading.active_count() == before
+    await log.aclose()
+
+
+async def test_a_file_that_cannot_be_closed_does_not_keep_the_log_open():
+    disk = FaultyDisk()
+    log = make(disk)
+    log.post(weights(1))
+    disk.close(log._segments._fd)
+    disk.close = lambda fd: (_ for _ in ()).throw(OSError("not open"))
+    await log.aclose()
+
+    assert log.durable_seq == 1
+
+
+async def test_reading_without_a_lock_shows_what_is_durable_only():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    log.post(weights(1, 2))
+    await log.durable(2)
+    disk.stop_next_flush()
+    log.post(weights(3, 2))
+    await reached(disk.at_gate)
+
+    assert seqs(read_log(RUN, disk=disk)) == [1, 2]
+    assert seqs(read_log(RUN, 2, 9, disk=disk)) == [2]
+    disk.gate.set()
+    await log.aclose()
+    assert seqs(read_log(RUN, disk=disk)) == [1, 2, 3, 4]
+
+
+async def test_the_same_story_makes_the_same_bytes():
+    disks = [FaultyDisk(), FaultyDisk()]
+    for disk in disks:
+        log = make(disk)
+        log.post([submitted(1, log.payloads.put(b"x"))])
+        await log.aclose()
+    first, second = ({name: disk.read(name) for name in disk._names} for disk in disks)
+
+    assert first == second
