@@ -1,0 +1,659 @@
+"""Whether a log can be true: checks over its records in order, with one sentence for each thing that is wrong.
+
+Rule 1: everything is counted here anew, from the events alone; a `Book` is driven beside it and compared with
+the counts, so that neither is trusted.
+Rule 2: an event costs the same however long the log is.
+Rule 3: a broken log never stops the checker: it says what is wrong and follows the log.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core.book import Book, Window
+from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase
+from groupstate.core.rules import Capacity, Rules, Slots, rules_from_dict
+from groupstate.errors import BadSettings
+
+INVARIANTS: Final[dict[int, str]] = {
+    1: "a group ends right after the latest attempt of every session has ended, never before",
+    2: "an ended group is only evicted, sampled, returned, committed, requeued or fenced",
+    3: "every submitted group is in exactly one phase",
+    4: "a group is in one batch at most, whole and with a trajectory",
+    5: "refills submitted, forfeited and owed are the credit of the evictions, one eviction per group",
+    6: "no group is sampled, or evicted as stale, against the lag bound",
+    7: "no refill or admission takes the groups in flight past their bound",
+    8: "validation groups are neither evicted nor refilled",
+    9: "every prefix of the log replays",
+    11: "what the metrics count is what the log holds",
+}
+"""What `Violation.invariant` refers to. 10 (crashes) and 12 (waits) can't be read off a log."""
+
+
+@attrs.frozen
+class Violation:
+    invariant: int
+    """Key of `INVARIANTS`."""
+    seq: int
+    """The event at which it shows."""
+    group_id: str
+    """The group concerned; empty where it is none in particular."""
+    text: str
+    """One sentence: what the log says that can't all be true."""
+
+    def __str__(self) -> str:
+        return f"event {self.seq}: invariant {self.invariant}: {self.text}"
+
+
+@attrs.define(eq=False)
+class _Tracked:
+    """A group as its events tell."""
+
+    group_id: str
+    size: int
+    partition: ev.Partition
+    stamp: int
+    submitted_seq: int
+    aged_from: int
+    phase: Phase = Phase.PENDING
+    attempts: list[int] = attrs.field(factory=list)
+    """Latest attempt per session."""
+    outcomes: list[str] = attrs.field(factory=list)
+    """How the latest attempt of each session ended; empty while it hasn't."""
+    rows: int = 0
+    first_version: int | None = None
+    oldest_version: int | None = None
+    newest_version: int | None = None
+    ending: Phase = Phase.FINISHED
+    """Where it goes back to when it comes back from a batch."""
+    left_seq: int = 0
+    """The event that ended it, evicted it or put it into a batch: the last one of these."""
+    batch: int = 0
+    sampled_lag: int = 0
+
+    def begin(self, attempts: list[int]) -> None:
+        self.attempts = attempts
+        self.outcomes = [""] * self.size
+        self.rows = 0
+        self.first_version = self.oldest_version = self.newest_version = None
+
+    @property
+    def unsettled(self) -> list[int]:
+        return [number for number, outcome in enumerate(self.outcomes) if not outcome]
+
+    @property
+    def is_ready(self) -> bool:
+        return self.phase in TERMINAL and (self.rows > 0 or self.partition == ev.VALIDATION)
+
+    def take_rows(self, rows: tuple[ev.TrajectoryRecord, ...]) -> None:
+        self.rows += len(rows)
+        if rows and rows[0].spans:
+            self.first_version = _least(self.first_version, rows[0].spans[0].weight_version)
+        for span in (span for row in rows for span in row.spans):
+            self.oldest_version = _least(self.oldest_version, span.weight_version)
+            self.newest_version = max(span.weight_version, self.newest_version or 0)
+
+    def age(self, basis: str) -> None:
+        """Count the lag from what the rules' basis says, now that the group has ended."""
+        first = self.oldest_version if self.first_version is None else self.first_version
+        by_basis = {"first_token": first, "oldest_token": self.oldest_version, "newest_token": self.newest_version}
+        version = by_basis.get(basis)
+        if version is not None:
+            self.aged_from = version
+
+
+def _least(known: int | None, value: int) -> int:
+    return value if known is None else min(known, value)
+
+
+class Checker:
+    """Takes a log's records one by one and collects what is wrong."""
+
+    def __init__(self, book: Book | None = None) -> None:
+        """
+        Args:
+            book: the empty book that is driven beside the checks; a new one by default.
+        """
+        self.found: list[Violation] = []
+        self._book: Book | None = Book() if book is None else book
+        """None once it can't follow the log any more."""
+        self._seq = 0
+        self._rules = Rules()
+        self._version = 0
+        self._groups: dict[str, _Tracked] = {}
+        self._counts: Counter[tuple[ev.Partition, Phase]] = Counter()
+        self._ready: Counter[ev.Partition] = Counter()
+        self._ages: Counter[int] = Counter()
+        """Training groups in flight, by the version that their lag is counted from."""
+        self._owed: deque[tuple[str, int]] = deque()
+        """Credit not spent yet: the group evicted and its size, oldest first."""
+        self._requests: dict[int, ev.BatchRequested] = {}
+        self._batches: dict[int, ev.BatchSampled] = {}
+        self._commits: list[tuple[int, ev.BatchSampled]] = []
+        self._windows: dict[ev.Partition, Counter[str]] = {}
+        self._must_end = ""
+        """The group whose last session has just ended."""
+
+    def feed(self, record: ev.Record) -> list[Violation]:
+        """Take the next record in; returns what it makes wrong."""
+        before = len(self.found)
+        event = record.event
+        self._check_place(record)
+        self._seq = record.seq
+        self._check_end_follows(event)
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
+        self._replay(record)
+        return self.found[before:]
+
+    def finish(self) -> list[Violation]:
+        """Everything that was found wrong, in the order of the log."""
+        return self.found
+
+    # Around every event ------------------------------------------------------------------------------
+
+    def _wrong(self, invariant: int, text: str, group_id: str = "") -> None:
+        self.found.append(Violation(invariant, self._seq, group_id, text))
+
+    def _check_place(self, record: ev.Record) -> None:
+        gap = record.seq != self._seq + 1
+        first = self._seq == 0
+        before, self._seq = self._seq, record.seq
+        if gap:
+            self._wrong(9, f"event {record.seq} comes after event {before}, so what lies between can't be replayed")
+            self._book = None
+        elif first != isinstance(record.event, ev.RunStarted):
+            self._wrong(9, f"event {record.seq} is {_kind(record.event)}, and RunStarted is the first event, once")
+
+    def _check_end_follows(self, event: ev.AnyEvent) -> None:
+        group_id, self._must_end = self._must_end, ""
+        ends = isinstance(event, ev.GroupFinished | ev.GroupFailed) and event.group_id == group_id
+        if group_id and not ends:
+            self._wrong(
+                1,
+                f"the last session of group {group_id!r} ended at event {self._seq - 1}, and the next event is "
+                f"{_kind(event)} instead of the group's end",
+                group_id,
+            )
+
+    def _replay(self, record: ev.Record) -> None:
+        """Let the book follow, and compare."""
+        book = self._book
+        if book is None:
+            return
+        try:
+            book.apply(record)
+        except Exception as error:
+            # Whatever it is, a replay of this log ends here.
+            why = str(error) or type(error).__name__
+            self._wrong(9, f"a replay stops here: {why}", getattr(record.event, "group_id", ""))
+            self._book = None
+            return
+        book.released.clear()
+        problem = self._difference(book)
+        if problem is not None:
+            invariant, text = problem
+            self._wrong(invariant, text)
+            self._book = None
+
+    def _difference(self, book: Book) -> tuple[int, str] | None:
+        """Where the book's counts aren't those of the events."""
+        gone: Counter[Phase] = Counter()
+        for (partition, phase), count in self._counts.items():
+            if phase is Phase.EVICTED or phase is Phase.COMMITTED:
+                gone[phase] += count
+            elif book.count(phase, partition=partition) != count:
+                held = book.count(phase, partition=partition)
+                return 3, f"the replayed book holds {held} {phase} groups of {partition!r}, the events make it {count}"
+        totals = book.totals
+        for name, count in (
+            ("submitted", len(self._groups)),
+            ("evicted", gone[Phase.EVICTED]),
+            ("committed", gone[Phase.COMMITTED]),
+        ):
+            if totals[name] != count:
+                return 3, f"the replayed book counts {totals[name]} {name} groups, the events make it {count}"
+        if len(book.credits) != len(self._owed):
+            return 5, f"the replayed book owes {len(book.credits)} refills, the events make it {len(self._owed)}"
+        return None
+
+    def _known(self, group_id: str) -> _Tracked | None:
+        group = self._groups.get(group_id)
+        if group is None:
+            self._wrong(3, f"event {self._seq} names group {group_id!r}, which was never submitted", group_id)
+        return group
+
+    # Moving groups between the counts ----------------------------------------------------------------
+
+    def _lift(self, group: _Tracked) -> None:
+        self._count(group, -1)
+
+    def _place(self, group: _Tracked, phase: Phase) -> None:
+        group.phase = phase
+        self._count(group, 1)
+
+    def _count(self, group: _Tracked, one: int) -> None:
+        self._counts[group.partition, group.phase] += one
+        if group.is_ready:
+            self._ready[group.partition] += one
+        if group.phase in IN_FLIGHT and group.partition == ev.TRAIN:
+            self._ages[group.aged_from] += one
+            if not self._ages[group.aged_from]:
+                del self._ages[group.aged_from]
+
+    def _in_flight(self, partition: ev.Partition) -> int:
+        return self._counts[partition, Phase.PENDING] + self._counts[partition, Phase.RUNNING]
+
+    def _lag(self, group: _Tracked) -> int:
+        return max(0, self._version - group.aged_from)
+
+    def _window(self, partition: ev.Partition) -> Counter[str]:
+        return self._windows.setdefault(partition, Counter())
+
+    # The run -----------------------------------------------------------------------------------------
+
+    def _in_force(self, event: ev.RunStarted | ev.RunRecovered) -> None:
+        try:
+            self._rules = rules_from_dict(event.rules)
+        except BadSettings as error:
+            self._wrong(9, f"the rules of the run can't be read: {error}")
+        self._version = event.weight_version
+        self._requests.clear()
+
+    def _published(self, event: ev.WeightsPublished) -> None:
+        self._version = event.weight_version
+
+    def _rewound(self, event: ev.RunRewound) -> None:
+        self._version = event.weight_version
+        for group in self._groups.values():
+            if group.aged_from > self._version and group.phase not in (Phase.EVICTED, Phase.COMMITTED):
+                self._lift(group)
+                group.aged_from = self._version
+                self._place(group, group.phase)
+        while self._commits and self._commits[-1][0] > event.mark_seq:
+            _, batch = self._commits.pop()
+            for group in self._of_batch(batch, Phase.COMMITTED):
+                group.aged_from = min(group.aged_from, self._version)
+                self._bring_back(group)
+
+    # Groups ------------------------------------------------------------------------------------------
+
+    def _submitted(self, event: ev.GroupSubmitted) -> None:
+        known = self._groups.get(event.group_id)
+        if known is not None:
+            text = f"group {event.group_id!r} is submitted again; the first time was event {known.submitted_seq}"
+            self._wrong(3, text, event.group_id)
+            return
+        group = _Tracked(
+            event.group_id, event.size, event.partition, event.weight_version, self._seq, event.weight_version
+        )
+        group.begin([1] * event.size)
+        self._groups[event.group_id] = group
+        self._place(group, Phase.PENDING)
+        window = self._window(event.partition)
+        window["submitted"] += 1
+        if event.cause == "refill":
+            window["refills"] += 1
+            self._check_refill(event)
+        if event.cause != "submit":
+            self._check_bounds(event)
+
+    def _check_refill(self, event: ev.GroupSubmitted) -> None:
+        name = event.group_id
+        if event.partition != ev.TRAIN:
+            self._wrong(8, f"group {name!r} of partition {event.partition!r} is submitted as a refill", name)
+        if not self._owed:
+            self._wrong(5, f"group {name!r} is submitted as a refill, and no credit is left", name)
+            return
+        evicted, size = self._owed.popleft()
+        if size != event.size:
+            text = f"refill {name!r} has {event.size} sessions, and group {evicted!r}, which it replaces, had {size}"
+            self._wrong(5, text, name)
+
+    def _check_bounds(self, event: ev.GroupSubmitted) -> None:
+        """The groups that the user did not submit obey the bounds."""
+        rules, flying, ready = self._rules, self._in_flight(ev.TRAIN), self._ready[ev.TRAIN]
+        who = f"{event.cause} {event.group_id!r}"
+        if event.cause == "refill" and rules.drains:
+            bound = rules.in_flight_batches_max * (rules.batch_size or 0)
+            if flying > bound:
+                text = f"{who} takes the training groups in flight to {flying}, past {bound}"
+                self._wrong(7, text, event.group_id)
+        wanted = sum(request.size for request in self._requests.values() if request.partition == ev.TRAIN)
+        if wanted >= ready + flying:
+            # A waiting sample() needs this very group, whatever admission would rather keep ahead.
+            return
+        rule = rules.admission
+        if isinstance(rule, Slots) and (flying > rule.n or flying + ready > rule.n + rule.ready_max):
+            text = (
+                f"{who} takes the training groups to {flying} in flight and {ready} sampleable, "
+                f"past slots of n {rule.n} and ready_max {rule.ready_max}"
+            )
+            self._wrong(7, text, event.group_id)
+        elif isinstance(rule, Capacity):
+            bound = (rule.lag_max + self._version + 1) * (rules.batch_size or 0)
+            used = flying + ready + self._counts[ev.TRAIN, Phase.SAMPLED] + self._counts[ev.TRAIN, Phase.COMMITTED]
+            if used > bound:
+                self._wrong(7, f"{who} makes {used} training groups, past the capacity of {bound}", event.group_id)
+
+    def _ended(self, event: ev.GroupFinished | ev.GroupFailed) -> None:
+        group = self._known(event.group_id)
+        if group is None:
+            return
+        if group.phase not in IN_FLIGHT:
+            self._wrong(2, self._too_late(group, _kind(event)), group.group_id)
+            return
+        phase = Phase.FINISHED if isinstance(event, ev.GroupFinished) else Phase.FAILURE
+        problem = self._wrong_end(group, event)
+        if problem:
+            self._wrong(1, f"group {group.group_id!r} becomes {phase} although {problem}", group.group_id)
+        self._lift(group)
+        group.ending, group.left_seq = phase, self._seq
+        group.age(self._rules.basis)
+        self._place(group, phase)
+
+    def _wrong_end(self, group: _Tracked, event: ev.GroupFinished | ev.GroupFailed) -> str:
+        """Why the group can't have ended, or not so; empty if it can."""
+        unsettled = group.unsettled
+        if unsettled:
+            return f"session {unsettled[0]} has not ended: attempt {group.attempts[unsettled[0]]} is its latest"
+        failed = group.outcomes.count("failed")
+        if isinstance(event, ev.GroupFailed):
+            return "" if failed else "all its sessions finished"
+        if not event.partial:
+            return f"{failed} of its {group.size} sessions failed" if failed else ""
+        enough = self._rules.survivors_min
+        if enough is None or group.size - failed < enough:
+            return f"{group.size - failed} sessions finished, and survivors_min is {enough}"
+        return ""
+
+    def _too_late(self, group: _Tracked, what: str) -> str:
+        return f"{what} comes after group {group.group_id!r} was {_past(group.phase)} at event {group.left_seq}"
+
+    def _evicted(self, event: ev.GroupEvicted) -> None:
+        group = self._known(event.group_id)
+        if group is None:
+            return
+        name = group.group_id
+        if group.phase is Phase.EVICTED:
+            self._wrong(5, f"group {name!r} is evicted again; the first time was event {group.left_seq}", name)
+            return
+        if group.phase in IN_FLIGHT:
+            self._wrong(1, f"group {name!r} is evicted while it is {group.phase}", name)
+        elif group.phase not in TERMINAL:
+            text = f"group {name!r} is evicted although it was {_past(group.phase)} with batch {group.batch}"
+            self._wrong(4, text, name)
+        if group.partition != ev.TRAIN:
+            self._wrong(8, f"group {name!r} of partition {group.partition!r} is evicted", name)
+        self._check_credit(event)
+        self._check_eviction_lag(group, event)
+        window = self._window(group.partition)
+        window["evicted_groups"] += 1
+        window.update(f"evicted/{reason}" for reason in event.reasons)
+        self._owed.extend([(name, group.size)] * event.credit)
+        self._lift(group)
+        group.left_seq = self._seq
+        group.attempts, group.outcomes = [], []
+        self._place(group, Phase.EVICTED)
+
+    def _check_credit(self, event: ev.GroupEvicted) -> None:
+        name, reasons = event.group_id, event.reasons
+        if not reasons or len(set(reasons)) < len(reasons):
+            text = f"group {name!r} is evicted for {list(reasons)}; a reason is needed, and each counts once"
+            self._wrong(5, text, name)
+        most = 2 if self._rules.mode == "sync" and "zero_variance" in reasons else 0 if "surplus" in reasons else 1
+        if not 0 <= event.credit <= most:
+            why = " and ".join(reasons)
+            text = (
+                f"evicting group {name!r} earns {event.credit} refills; {why} in {self._rules.mode} mode earns {most}"
+            )
+            self._wrong(5, text, name)
+
+    def _check_eviction_lag(self, group: _Tracked, event: ev.GroupEvicted) -> None:
+        name, lag = group.group_id, self._lag(group)
+        if event.lag != lag:
+            self._wrong(11, f"group {name!r} is evicted with lag {event.lag}, and its lag is {lag}", name)
+        if "stale" not in event.reasons:
+            return
+        bound = self._rules.lag_max if self._rules.drops_stale else None
+        if bound is None:
+            self._wrong(6, f"group {name!r} is evicted as stale under rules that drop nothing for its lag", name)
+        elif lag <= bound:
+            self._wrong(6, f"group {name!r} is evicted as stale with lag {lag}, and lag_max {bound} is kept", name)
+
+    def _requeued(self, event: ev.GroupRequeued) -> None:
+        group = self._known(event.group_id)
+        if group is None:
+            return
+        if group.phase not in IN_FLIGHT and group.phase not in TERMINAL:
+            self._wrong(2, self._too_late(group, _kind(event)), group.group_id)
+            return
+        self._lift(group)
+        group.begin([attempt + 1 for attempt in group.attempts])
+        group.aged_from = group.stamp
+        self._place(group, Phase.PENDING)
+
+    def _forfeited(self, event: ev.RefillForfeited) -> None:
+        self._window(ev.TRAIN)["forfeited"] += event.count
+        if event.count > len(self._owed):
+            self._wrong(5, f"{event.count} refills are forfeited, and {len(self._owed)} are owed")
+        for _ in range(min(event.count, len(self._owed))):
+            self._owed.pop()
+
+    # Sessions ----------------------------------------------------------------------------------------
+
+    def _in_session(self, event: ev.SessionStarted | ev.SessionFinished | ev.SessionFailed) -> _Tracked | None:
+        """The group, if its session can have an event now."""
+        group = self._known(event.group_id)
+        if group is None:
+            return None
+        if group.phase not in IN_FLIGHT:
+            self._wrong(2, self._too_late(group, f"{_kind(event)} of session {event.session}"), group.group_id)
+            return None
+        # A session that the group doesn't have stops the replay, which says so.
+        return group if 0 <= event.session < group.size else None
+
+    def _session_started(self, event: ev.SessionStarted) -> None:
+        group = self._in_session(event)
+        if group is not None:
+            group.attempts[event.session] = max(event.attempt, group.attempts[event.session])
+            group.outcomes[event.session] = ""
+            self._lift(group)
+            self._place(group, Phase.RUNNING)
+
+    def _session_finished(self, event: ev.SessionFinished) -> None:
+        group = self._in_session(event)
+        if group is not None:
+            group.take_rows(event.trajectories)
+            self._settle(group, event, "finished")
+
+    def _session_failed(self, event: ev.SessionFailed) -> None:
+        group = self._in_session(event)
+        if group is None:
+            return
+        self._window(group.partition)[f"failed/{event.failure}"] += 1
+        if event.retry_in_s is not None:
+            group.attempts[event.session] = event.attempt + 1
+        else:
+            self._settle(group, event, "failed")
+
+    def _settle(self, group: _Tracked, event: ev.SessionFinished | ev.SessionFailed, outcome: str) -> None:
+        if event.attempt != group.attempts[event.session]:
+            # An attempt that is over already can't end the latest one.
+            return
+        group.outcomes[event.session] = outcome
+        if not group.unsettled:
+            self._must_end = group.group_id
+
+    def _fenced(self, event: ev.ResultFenced) -> None:
+        group = self._known(event.group_id)
+        if group is not None and group.phase not in (Phase.EVICTED, Phase.COMMITTED):
+            self._window(group.partition)["fenced"] += 1
+
+    # Batches -----------------------------------------------------------------------------------------
+
+    def _requested(self, event: ev.BatchRequested) -> None:
+        self._requests[event.request] = event
+
+    def _request_cancelled(self, event: ev.BatchRequestCancelled) -> None:
+        self._requests.pop(event.request, None)
+
+    def _sampled(self, event: ev.BatchSampled) -> None:
+        self._requests.pop(event.request, None)
+        self._check_window(event.partition)
+        if event.partition == ev.TRAIN:
+            self._check_wait(event)
+        if len(event.lags) != len(event.group_ids):
+            self._wrong(11, f"batch {event.batch} has {len(event.group_ids)} groups and {len(event.lags)} lags")
+        for group_id, lag in zip(event.group_ids, event.lags, strict=False):
+            group = self._known(group_id)
+            if group is not None:
+                self._check_sampled(group, event)
+                self._check_sampled_lag(group, event, lag)
+                self._lift(group)
+                group.batch, group.sampled_lag, group.left_seq = event.batch, lag, self._seq
+                self._place(group, Phase.SAMPLED)
+        self._batches[event.batch] = event
+
+    def _check_sampled(self, group: _Tracked, event: ev.BatchSampled) -> None:
+        name = group.group_id
+        whom = f"batch {event.batch} takes group {name!r}"
+        if group.phase in IN_FLIGHT:
+            self._wrong(4, f"{whom}, which is {group.phase}: sessions {group.unsettled} have not ended", name)
+        elif group.phase is Phase.EVICTED:
+            self._wrong(4, f"{whom}, which was evicted at event {group.left_seq}", name)
+        elif group.phase is Phase.SAMPLED:
+            self._wrong(4, f"{whom}, which batch {group.batch} holds since event {group.left_seq}", name)
+        elif group.phase is Phase.COMMITTED:
+            self._wrong(4, f"{whom}, which was committed with batch {group.batch} at event {group.left_seq}", name)
+        elif not group.is_ready:
+            self._wrong(4, f"{whom}, which has no trajectory", name)
+        if group.partition != event.partition:
+            self._wrong(4, f"{whom} of partition {group.partition!r} for partition {event.partition!r}", name)
+
+    def _check_sampled_lag(self, group: _Tracked, event: ev.BatchSampled, lag: int) -> None:
+        name, counted = group.group_id, self._lag(group)
+        if lag != counted:
+            text = f"batch {event.batch} gives group {name!r} with lag {lag}, and its lag is {counted}"
+            self._wrong(11, text, name)
+        bound = self._rules.lag_max if self._rules.drops_stale and event.partition == ev.TRAIN else None
+        if bound is not None and lag > bound:
+            self._wrong(6, f"batch {event.batch} takes group {name!r} with lag {lag}, past lag_max {bound}", name)
+
+    def _check_wait(self, event: ev.BatchSampled) -> None:
+        """With `wait`, no batch is given out while a group in flight is at the bound."""
+        bound = self._rules.lag_max if self._rules.waits_for_stale else None
+        if bound is None or not self._ages or self._version - min(self._ages) < bound:
+            return
+        oldest = next(
+            group
+            for group in self._groups.values()
+            if group.phase in IN_FLIGHT and group.partition == ev.TRAIN and group.aged_from == min(self._ages)
+        )
+        self._wrong(
+            6,
+            f"batch {event.batch} is sampled while group {oldest.group_id!r} in flight has lag {self._lag(oldest)}, "
+            f"and at lag_max {bound} sampling waits",
+            oldest.group_id,
+        )
+
+    def _check_window(self, partition: ev.Partition) -> None:
+        """The counts that the batch's metrics are made of, since the previous batch."""
+        counted = +self._windows.pop(partition, Counter())
+        if self._book is None:
+            return
+        booked = _flat(self._book.windows.get(partition, Window()))
+        for name in sorted(counted.keys() | booked.keys()):
+            if counted[name] != booked[name]:
+                text = f"the metrics of this batch count {booked[name]} {name}, the log holds {counted[name]}"
+                self._wrong(11, text)
+
+    def _returned(self, event: ev.BatchReturned) -> None:
+        batch = self._out(event.batch, "returned")
+        if batch is not None:
+            for group in self._of_batch(batch, Phase.SAMPLED):
+                self._bring_back(group)
+
+    def _committed(self, event: ev.BatchCommitted) -> None:
+        batch = self._out(event.batch, "committed")
+        if batch is None:
+            return
+        self._commits.append((self._seq, batch))
+        for group in self._of_batch(batch, Phase.SAMPLED):
+            self._lift(group)
+            group.left_seq = self._seq
+            self._place(group, Phase.COMMITTED)
+
+    def _out(self, number: int, done: str) -> ev.BatchSampled | None:
+        batch = self._batches.pop(number, None)
+        if batch is None:
+            self._wrong(4, f"batch {number} is {done}, and no such batch is out")
+        return batch
+
+    def _of_batch(self, batch: ev.BatchSampled, phase: Phase) -> list[_Tracked]:
+        """The batch's groups that are still where it put them; in a broken log some may not be."""
+        groups = [self._groups[group_id] for group_id in batch.group_ids if group_id in self._groups]
+        return [group for group in groups if group.phase is phase and group.batch == batch.batch]
+
+    def _bring_back(self, group: _Tracked) -> None:
+        """Sampleable again, with the lag that it was sampled with."""
+        self._lift(group)
+        group.aged_from = max(group.aged_from, self._version - group.sampled_lag)
+        group.batch, group.left_seq = 0, self._seq
+        self._place(group, group.ending)
+
+
+def _kind(event: ev.AnyEvent) -> str:
+    return type(event).__name__
+
+
+def _past(phase: Phase) -> str:
+    return "failed" if phase is Phase.FAILURE else str(phase)
+
+
+def _flat(window: Window) -> Counter[str]:
+    counts = Counter(
+        submitted=window.submitted,
+        refills=window.refills,
+        forfeited=window.forfeited,
+        fenced=window.fenced,
+        evicted_groups=window.evicted_groups,
+    )
+    counts.update({f"evicted/{reason}": count for reason, count in window.evicted.items()})
+    counts.update({f"failed/{kind}": count for kind, count in window.sessions_failed.items()})
+    return +counts
+
+
+_HANDLERS: Final[dict[type[ev.Event], Callable[[Checker, Any], None]]] = {
+    ev.RunStarted: Checker._in_force,
+    ev.RunRecovered: Checker._in_force,
+    ev.RunRewound: Checker._rewound,
+    ev.WeightsPublished: Checker._published,
+    ev.GroupSubmitted: Checker._submitted,
+    ev.GroupFinished: Checker._ended,
+    ev.GroupFailed: Checker._ended,
+    ev.GroupEvicted: Checker._evicted,
+    ev.GroupRequeued: Checker._requeued,
+    ev.RefillForfeited: Checker._forfeited,
+    ev.SessionStarted: Checker._session_started,
+    ev.SessionFinished: Checker._session_finished,
+    ev.SessionFailed: Checker._session_failed,
+    ev.ResultFenced: Checker._fenced,
+    ev.BatchRequested: Checker._requested,
+    ev.BatchRequestCancelled: Checker._request_cancelled,
+    ev.BatchSampled: Checker._sampled,
+    ev.BatchReturned: Checker._returned,
+    ev.BatchCommitted: Checker._committed,
+}
+
+
+def violations(records: Iterable[ev.Record]) -> list[Violation]:
+    """All that is wrong with a log, in its order; empty for a log that can be true."""
+    checker = Checker()
+    for record in records:
+        checker.feed(record)
+    return checker.finish()
