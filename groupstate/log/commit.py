@@ -94,11 +94,12 @@ class GroupCommit:
             self._commit(self._take())
 
     async def wait(self, seq: int) -> None:
+        if seq <= self.durable_seq:
+            return
+        woken = self._waiters.add(seq)
+        # Looked at behind the entry in the list: what happened before it doesn't wake this task.
         if seq > self.durable_seq and not self._ended:
-            woken = self._waiters.add(seq)
-            # Whatever happened before the future was in the list didn't wake it, so look once more.
-            if seq > self.durable_seq and not self._ended:
-                await woken
+            await woken
         if seq > self.durable_seq:
             raise self._refusal()
 
@@ -113,10 +114,11 @@ class GroupCommit:
             self._changed.notify()
         if self._thread is None:
             self._finish()
-        while not self._released:
+        while True:
             woken = self._waiters.add(_EVERYBODY)
-            if not self._released:
-                await woken
+            if self._released:
+                break
+            await woken
         if self._thread is not None:
             self._thread.join()
         if self._unkept and not self._told:

@@ -14,6 +14,9 @@ from typing import Protocol
 class Disk(Protocol):
     """Files by path and by descriptor. Errors are `OSError`."""
 
+    locks_held: set[str]
+    """Tokens of the locks that this process holds on the disk, so that it can tell them from forgotten ones."""
+
     def open(self, path: str, *, create: bool = False) -> int:
         """Open for reading and writing; with `create` make it, or empty it where it exists."""
         ...
@@ -67,6 +70,8 @@ def flush_for(platform: str) -> Callable[[int], None]:
 
 class OsDisk:
     """The real one."""
+
+    locks_held: set[str] = set()  # noqa: RUF012  # there is one real disk, however many objects stand for it
 
     def __init__(self) -> None:
         self._flush = flush_for(sys.platform)
@@ -151,17 +156,18 @@ def read_file(disk: Disk, path: str) -> bytes:
         disk.close(fd)
 
 
-def make_file(disk: Disk, path: str, data: bytes, *, sync: bool) -> None:
-    """A new file that is there whole or not at all, whenever the machine stops."""
+def make_file(disk: Disk, path: str, data: bytes) -> None:
+    """A new file that is there whole or not at all, whenever the machine stops.
+
+    Flushed whatever the durability of the log: it is rare, and a run with an empty head can't be opened.
+    """
     temporary = path + ".tmp"
     fd = disk.open(temporary, create=True)
     try:
         write_all(disk, fd, data, 0)
-        if sync:
-            disk.fdatasync(fd)
+        disk.fdatasync(fd)
     finally:
         disk.close(fd)
     disk.rename(temporary, path)
-    if sync:
-        # Without this the file's name, and so all of it, may be gone after a power loss.
-        disk.fsync_dir(os.path.dirname(path))
+    # Without this the file's name, and so all of it, may be gone after a power loss.
+    disk.fsync_dir(os.path.dirname(path))

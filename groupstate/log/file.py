@@ -47,13 +47,15 @@ class _Options:
     payload_file_bytes: int
     now_ns: Callable[[], int]
 
-    @property
-    def sync(self) -> bool:
+    def __attrs_post_init__(self) -> None:
         if self.durability not in ("fsync", "os"):
             raise BadInput(
                 f"durability {self.durability!r} isn't one of a file log: it is 'fsync' (survives the machine) or 'os' "
                 "(survives the process)"
             )
+
+    @property
+    def sync(self) -> bool:
         return self.durability == "fsync"
 
 
@@ -72,7 +74,15 @@ class FileLog:
         seed = checksum_seed(info.log_id)
         self._payload_writer = PayloadWriter(disk, run, info.log_id, file_bytes=options.payload_file_bytes, sync=sync)
         undo.callback(self._payload_writer.close)
-        self.payloads = FilePayloads(disk, run, info.log_id, self._payload_writer, blocks=not options.inline)
+        self.payloads = FilePayloads(
+            disk,
+            run,
+            info.log_id,
+            self._payload_writer,
+            before_put=self._check_open,
+            free_later=self._free_later,
+            blocks=not options.inline,
+        )
         findings = self._recover(boot_crc, sync=sync)
         self.torn_bytes = findings.torn_bytes
         """Bytes of an interrupted commit that were cut when the log was opened."""
@@ -82,11 +92,9 @@ class FileLog:
             disk, run, info.log_id, findings.last, segment_bytes=options.segment_bytes, sync=sync
         )
         undo.callback(self._segments.close)
-        self._head = HeadWriter(disk, run.head, Watermark(findings.last_seq, sync, boot_crc), seed, sync=sync)
+        self._head = HeadWriter(disk, run.head, Watermark(findings.last_seq, sync, boot_crc), seed)
         undo.callback(self._head.close)
         self._commit = GroupCommit(run.log, findings.last_seq, self._keep, self._release, inline=options.inline)
-        self.payloads.before_put = self._commit.check_open
-        self.payloads.free_later = self._free_later
 
     def _recover(self, boot_crc: int, *, sync: bool) -> Findings:
         findings = examine(self._disk, self._run, self._info.log_id, boot_crc)
@@ -94,7 +102,7 @@ class FileLog:
         carry_out(self._disk, self._run, findings, sync=sync)
         schema = os.path.join(self._run.log, schema_name())
         if not self._disk.exists(schema):
-            make_file(self._disk, schema, schema_json(), sync=sync)
+            make_file(self._disk, schema, schema_json())
         return findings
 
     @classmethod
@@ -128,7 +136,6 @@ class FileLog:
         """
         disk = OsDisk() if disk is None else disk
         options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns)
-        sync = options.sync
         run = RunDir.at(path)
         info = RunInfo(parse_log_id(log_id), now_ns())
         _refuse_existing(disk, run)
@@ -142,7 +149,7 @@ class FileLog:
                 # Of an attempt that died before it wrote run.json. It names another log.
                 disk.unlink(run.head)
             log = cls(run, info, lock, options, undo)
-            write_run_info(disk, run, info, sync=sync)
+            write_run_info(disk, run, info)
             undo.pop_all()
         return log
 
@@ -225,6 +232,9 @@ class FileLog:
 
     async def aclose(self) -> None:
         await self._commit.aclose()
+
+    def _check_open(self) -> None:
+        self._commit.check_open()
 
     def _free_later(self, keys: list[int]) -> None:
         # In line with the posts: a file may go when what was posted before is durable.

@@ -66,7 +66,7 @@ def read_head(disk: Disk, path: str, seed: int) -> Watermark | None:
 class HeadWriter:
     """The open watermark file of the one writer."""
 
-    def __init__(self, disk: Disk, path: str, mark: Watermark, seed: int, *, sync: bool) -> None:
+    def __init__(self, disk: Disk, path: str, mark: Watermark, seed: int) -> None:
         self._disk = disk
         self._mark = mark
         self._seed = seed
@@ -74,7 +74,7 @@ class HeadWriter:
         # Both slots at once: a higher number left in one of them would be believed.
         both = _encode(mark, seed) * 2
         if not disk.exists(path):
-            make_file(disk, path, both, sync=sync)
+            make_file(disk, path, both)
         self._fd = disk.open(path)
         try:
             write_all(disk, self._fd, both, 0)

@@ -28,10 +28,6 @@ LEASE_RENEWAL_S = 10
 ATTEMPTS_MAX = 100
 """Tries to become a successor; each lost one means that somebody else got further."""
 
-_held_here: set[str] = set()
-"""Tokens of the locks that this process holds. Its own number in a lock file proves nothing: a log that was
-dropped without closing it, or a simulated crash, leaves that too."""
-
 
 @attrs.frozen
 class Holder:
@@ -48,13 +44,13 @@ class Holder:
     def is_here(self) -> bool:
         return self.process.host == platform.node()
 
-    @property
-    def is_dead(self) -> bool:
+    def is_dead(self, held_here: set[str]) -> bool:
         """Known to be dead; False on another machine, where it can't be known."""
         if not self.is_here:
             return False
         if self.process == this_process():
-            return self.token not in _held_here
+            # This process's own number proves nothing: a log that lost its disk in a simulated crash leaves it too.
+            return self.token not in held_here
         return not is_alive(self.process)
 
 
@@ -89,14 +85,14 @@ class Lock:
         own_name = f"{path}.{holder.token}.tmp"
         fd = -1
         # Before the lock can be seen: another thread of this process must not take its holder for dead.
-        _held_here.add(holder.token)
+        disk.locks_held.add(holder.token)
         try:
             fd = disk.open(own_name, create=True)
             write_all(disk, fd, holder.encode(), 0)
             disk.fdatasync(fd)
             _become_holder(disk, path, own_name, holder, now_ns=now_ns, take_over=take_over)
         except BaseException as error:
-            _held_here.discard(holder.token)
+            disk.locks_held.discard(holder.token)
             if fd >= 0:
                 disk.close(fd)
             _unlink_quietly(disk, own_name)
@@ -124,7 +120,7 @@ class Lock:
 
     def release(self) -> None:
         """Let go. What fails here leaves a lock of a dead holder, which the next one replaces."""
-        _held_here.discard(self._holder.token)
+        self._disk.locks_held.discard(self._holder.token)
         try:
             self._disk.close(self._fd)
             if self._is_ours():
@@ -155,7 +151,7 @@ def _become_holder(disk: Disk, path: str, own_name: str, holder: Holder, *, now_
         if not chain:
             continue  # released in this moment
         last = chain[-1]
-        if not last.is_dead and (last.is_here or not take_over):
+        if not last.is_dead(disk.locks_held) and (last.is_here or not take_over):
             raise LogInUse(_in_use_text(path, last, now_ns))
         if _succeed(disk, path, own_name, chain):
             return

@@ -200,7 +200,10 @@ class PayloadWriter:
     def _start_file(self, first_key: int, now_ns: int) -> None:
         file = self.file + 1
         path = payload_path(self._run, file)
-        make_file(self._disk, path, encode_file_header(self._log_id, file, first_key, now_ns), sync=self._sync)
+        if self._fd >= 0 and not self._sync:
+            # So that opening the store needs to flush no other file than the newest.
+            self._disk.fdatasync(self._fd)
+        make_file(self._disk, path, encode_file_header(self._log_id, file, first_key, now_ns))
         fd = self._disk.open(path)
         self.close()
         self._fd = fd

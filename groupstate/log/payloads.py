@@ -34,9 +34,22 @@ PAYLOAD_BYTES_MAX = 1 << 30
 class FilePayloads:
     """A `PayloadStore` in files. Made by `FileLog`."""
 
-    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, writer: PayloadWriter, *, blocks: bool = True) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        run: RunDir,
+        log_id: bytes,
+        writer: PayloadWriter,
+        *,
+        before_put: Callable[[], None],
+        free_later: Callable[[list[int]], None],
+        blocks: bool,
+    ) -> None:
+        """`before_put` refuses where the log does; `free_later` calls `drop` when what was posted is durable."""
         self.blocks = blocks
         """False where the log works without threads, as under a virtual clock: then a read is done on the spot."""
+        self._before_put = before_put
+        self._free_later = free_later
         self._disk = disk
         self._run = run
         self._seed = zlib.crc32(log_id)
@@ -50,9 +63,6 @@ class FilePayloads:
         self._freed: set[int] = set()
         """Freed, and still counted in their files."""
         self._kept_per_file: dict[int, int] = {}
-        # Set by the log, which owns the order of things; until then nothing is refused and nothing is freed.
-        self.before_put: Callable[[], None] = _nothing
-        self.free_later: Callable[[list[int]], None] = self.drop
 
     def load(self) -> None:
         """Find what earlier processes left. Changes nothing before it has looked at all of it."""
@@ -81,7 +91,7 @@ class FilePayloads:
         data = bytes(data)
         if len(data) > PAYLOAD_BYTES_MAX:
             raise LogError(f"a payload of {len(data)} bytes is too large; up to {PAYLOAD_BYTES_MAX} can be kept")
-        self.before_put()
+        self._before_put()
         with self._lock:
             key = self._next_key
             self._next_key += 1
@@ -119,7 +129,7 @@ class FilePayloads:
             known = [key for key in known if key not in self._freed]
             self._freed.update(known)
         if known:
-            self.free_later(known)
+            self._free_later(known)
 
     # For the log ------------------------------------------------------------------------------------
 
@@ -153,10 +163,6 @@ class FilePayloads:
                 self._disk.unlink(payload_path(self._run, file))
             except OSError:
                 pass  # the space comes back after the next opening, which frees what no event needs
-
-
-def _nothing() -> None:
-    pass
 
 
 def read_place(disk: Disk, run: RunDir, place: Place, ref: PayloadRef, seed: int) -> bytes:

@@ -6,6 +6,7 @@ Rule 3: a log that ends below its durable watermark has lost acknowledged events
 """
 
 import os
+from collections.abc import Callable
 
 import attrs
 
@@ -22,6 +23,7 @@ from groupstate.log.frames import (
     walk,
 )
 from groupstate.log.head import Watermark, read_head
+from groupstate.log.payload_files import list_payload_files, payload_path
 from groupstate.log.rundir import RunDir
 from groupstate.log.segments import SegmentEnd, is_leftover, list_segments
 
@@ -129,24 +131,33 @@ def carry_out(disk: Disk, run: RunDir, findings: Findings, *, sync: bool) -> Non
     """Cut the torn tail, remove leftovers, and put on the disk what was only in its cache."""
     for path in findings.leftovers:
         disk.unlink(path)
-    if findings.last is None:
-        _remove_torn_segment(disk, run, findings)
-    else:
-        fd = disk.open(run.segment(findings.last.first_seq))
-        try:
-            if findings.torn_bytes:
-                disk.truncate(fd, findings.last.stop)
-            if sync:
-                # Also without a torn tail: the last commit may have been written and not flushed when its
-                # process died, and from here on it counts as durable.
-                disk.fdatasync(fd)
-        finally:
-            disk.close(fd)
+    torn = run.segment(findings.last_seq + 1)
+    if findings.last is not None:
+        path, stop = run.segment(findings.last.first_seq), findings.last.stop
+        if findings.torn_bytes:
+            _on_file(disk, path, lambda fd: disk.truncate(fd, stop))
+    elif disk.exists(torn):
+        disk.unlink(torn)
     if sync:
-        disk.fsync_dir(run.log)
+        _flush(disk, run)
 
 
-def _remove_torn_segment(disk: Disk, run: RunDir, findings: Findings) -> None:
-    path = run.segment(findings.last_seq + 1)
-    if disk.exists(path):
-        disk.unlink(path)
+def _flush(disk: Disk, run: RunDir) -> None:
+    """From here on all that was found counts as durable, so it must be.
+
+    The last writer may have died between a write and its flush, or may not have flushed at all. Older files
+    were flushed before the last ones were begun.
+    """
+    for first_seq in list_segments(disk, run)[-1:]:
+        _on_file(disk, run.segment(first_seq), disk.fdatasync)
+    for file in list_payload_files(disk, run)[-1:]:
+        _on_file(disk, payload_path(run, file), disk.fdatasync)
+    disk.fsync_dir(run.log)
+
+
+def _on_file(disk: Disk, path: str, action: Callable[[int], None]) -> None:
+    fd = disk.open(path)
+    try:
+        action(fd)
+    finally:
+        disk.close(fd)

@@ -89,10 +89,9 @@ def parse_log_id(log_id: str | None) -> bytes:
         raise BadInput(f"log_id {log_id!r} isn't an id; it must be 32 hexadecimal digits, as uuid4().hex is") from error
 
 
-def write_run_info(disk: Disk, run: RunDir, info: RunInfo, *, sync: bool) -> None:
-    make_file(disk, run.marker, info.encode(), sync=sync)
-    if sync:
-        disk.fsync_dir(os.path.dirname(run.path))
+def write_run_info(disk: Disk, run: RunDir, info: RunInfo) -> None:
+    make_file(disk, run.marker, info.encode())
+    disk.fsync_dir(os.path.dirname(run.path))
 
 
 def read_run_info(disk: Disk, run: RunDir) -> RunInfo:

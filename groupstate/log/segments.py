@@ -73,7 +73,10 @@ class SegmentWriter:
     def _start_segment(self, first_seq: int, now_ns: int) -> None:
         path = self._run.segment(first_seq)
         header = SegmentHeader(self._log_id, first_seq, now_ns, fingerprint()).encode()
-        make_file(self._disk, path, header, sync=self._sync)
+        if self._fd >= 0 and not self._sync:
+            # A power loss may then tear the last segment only, as recovery expects.
+            self._disk.fdatasync(self._fd)
+        make_file(self._disk, path, header)
         fd = self._disk.open(path)
         self.close()
         self._fd = fd

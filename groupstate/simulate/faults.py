@@ -105,6 +105,7 @@ class FaultyDisk:
         """Bytes that one write takes at most; the rest of a longer one is left to the caller, without an error."""
         self.space_bytes = space_bytes
         """Bytes that all files may have together; a write beyond fails with ENOSPC after filling up."""
+        self.locks_held: set[str] = set()
         self.operation_count = 0
         self.operations: list[str] = []
         """What was done, in words, for tests that check an order."""

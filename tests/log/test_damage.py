@@ -8,11 +8,10 @@ import pytest
 from groupstate.errors import CorruptLog, GroupstateError, LostEvents, UnsupportedLog
 from groupstate.log import frames
 from groupstate.log.frames import HEADER_BYTES, SegmentHeader, build_frame, checksum_seed
-from groupstate.log.head import Watermark
 from groupstate.log.reading import read_log
 from groupstate.simulate.faults import FaultyDisk
 
-from .scenes import FIRST_SEGMENT, LOG_ID, RUN, check_recovery, close, make, reopen, seqs, story_on, weights
+from .scenes import FIRST_SEGMENT, LOG_ID, RUN, check_recovery, close, make, reopen, seqs, story_on, submitted, weights
 
 HEAD = f"{RUN}/log/head"
 LOG_ID_BYTES = bytes.fromhex(LOG_ID)
@@ -385,6 +384,13 @@ def test_a_reader_notices_that_the_end_is_gone():
         list(read_log(RUN, disk=disk))
 
 
+def test_an_empty_log_without_a_watermark_is_empty():
+    disk = written(0)
+    disk.remove(HEAD)
+
+    assert seqs(read_log(RUN, disk=disk)) == []
+
+
 def test_a_log_without_its_directory_is_damage():
     disk = FaultyDisk()
     story_on(disk, 0)
@@ -408,5 +414,30 @@ def test_what_was_only_handed_to_the_system_may_be_gone_with_the_machine(monkeyp
     assert opened(left) == ([], 0)
 
 
-def test_a_watermark_says_what_it_is():
-    assert Watermark(3, True, 0) == Watermark(durable_seq=3, flushed=True, boot_crc=0)
+def test_a_log_that_was_only_handed_over_is_flushed_when_it_is_opened_for_the_machine():
+    async def scenario():
+        disk = FaultyDisk()
+        log = make(disk, durability="os", segment_bytes=150, payload_file_bytes=100)
+        for seq in range(1, 10):
+            log.post([submitted(seq, log.payloads.put(b"payload %d" % seq))])
+        refs = [record.event.prompt for record in log.read()]
+        await log.aclose()
+        await reopen(disk, durability="fsync").aclose()
+        log = reopen(disk.crash())
+        assert seqs(log.read()) == list(range(1, 10))
+        assert [log.payloads.get(ref) for ref in refs] == [b"payload %d" % seq for seq in range(1, 10)]
+        await log.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_torn_tail_is_cut_whatever_the_durability(durability):
+    disk = written()
+    disk.remove(HEAD)
+    disk.replace(FIRST_SEGMENT, disk.read(FIRST_SEGMENT)[:-1])
+    log = reopen(disk, durability=durability)
+    asyncio.run(log.aclose())
+
+    assert log.recovered_seq == 4
+    assert frame_stops(disk.read(FIRST_SEGMENT))[-1] == len(disk.read(FIRST_SEGMENT))

@@ -9,9 +9,11 @@ import pytest
 
 from groupstate.errors import BadInput, LogError, LogFailed, NotARun, UnsupportedLog
 from groupstate.log.file import FileLog
-from groupstate.log.frames import HEADER_BYTES, walk
+from groupstate.log.frames import HEADER_BYTES, checksum_seed, walk
+from groupstate.log.memory import MemoryLog
 from groupstate.log.reading import read_log
 from groupstate.simulate.faults import FaultyDisk
+from groupstate.simulate.loop import run_virtual
 
 from .scenes import FIRST_SEGMENT, LOG_ID, RUN, close, make, reopen, seqs, submitted, weights
 
@@ -41,10 +43,7 @@ async def reached(event):
 
 def posts_per_frame(disk):
     data = disk.read(FIRST_SEGMENT)
-    return [
-        frame.count
-        for frame in walk(memoryview(data), HEADER_BYTES, __import__("zlib").crc32(bytes.fromhex(LOG_ID)), 1)
-    ]
+    return [frame.count for frame in walk(memoryview(data), HEADER_BYTES, checksum_seed(bytes.fromhex(LOG_ID)), 1)]
 
 
 # Creating and opening -----------------------------------------------------------------------------------
@@ -227,11 +226,12 @@ async def test_a_new_segment_is_whole_before_it_has_its_name():
     await log.aclose()
 
 
-async def test_a_log_for_the_process_only_flushes_nothing():
+async def test_a_log_for_the_process_only_flushes_no_commit():
     disk = FaultyDisk()
-    log = make(disk, durability="os", segment_bytes=100)
+    log = make(disk, durability="os")
+    log.post([submitted(1, log.payloads.put(b"x"))])
     del disk.operations[:]
-    for seq in range(1, 10):
+    for seq in range(2, 10):
         log.post([submitted(seq, log.payloads.put(b"x"))])
     await log.aclose()
 
@@ -435,3 +435,20 @@ async def test_the_same_story_makes_the_same_bytes():
     first, second = ({name: disk.read(name) for name in disk._names} for disk in disks)
 
     assert first == second
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_log_without_a_thread_works_under_a_virtual_clock(kind):
+    async def scenario(loop):
+        log = MemoryLog() if kind == "memory" else make(FaultyDisk(), now_ns=loop.clock_ns)
+        for seq in range(1, 4):
+            log.post(weights(seq))
+            await log.durable(seq)
+        waiter = asyncio.ensure_future(log.durable(4))
+        await asyncio.sleep(3600)
+        log.post(weights(4))
+        await waiter
+        await log.aclose()
+        return log.durable_seq, log.payloads.blocks
+
+    assert run_virtual(scenario) == (4, False)
