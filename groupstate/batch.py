@@ -1,18 +1,27 @@
 """What the trainer gets: whole groups with their trajectories, and the same as tensors.
 
 Rule 1: a batch holds whole groups only; a row is found by (group_id, session, index), never by position.
-Rule 2: torch is imported inside the functions that need it.
+Rule 2: `from_bytes(to_bytes(batch))` equals the batch, number for number.
 """
 
+import array
+import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
+import msgspec.structs
 
 from groupstate.core.events import VersionSpan
 from groupstate.core.prompt import Prompt
 from groupstate.core.trajectory import Trajectory
+from groupstate.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from groupstate.tensors import Advantages, Layout
 
 
 @attrs.frozen
@@ -80,42 +89,222 @@ class Batch:
         return len(self.groups)
 
     def to_bytes(self) -> bytes:
-        """For other ranks of the trainer; `Batch.from_bytes` gives the batch back."""
-        return msgspec.msgpack.encode(attrs.asdict(self, value_serializer=_plain))
+        """For other ranks of the trainer; `Batch.from_bytes` gives an equal batch back.
+
+        What a prompt or `info` holds comes back as msgpack keeps it: a tuple as a list.
+
+        Raises:
+            TypeError: `metrics`, `info` or a prompt of a batch made by hand holds what msgpack doesn't know.
+        """
+        return msgspec.msgpack.encode(_to_wire(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Batch":
-        return _batch(msgspec.msgpack.decode(data))
+        """
+        Raises:
+            BadInput: not what `to_bytes` made, or made by a version with another form.
+        """
+        try:
+            return _from_wire(_wire_decoder.decode(data))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise BadInput(
+                f"these {len(data)} bytes are not what Batch.to_bytes() of this version makes: {error}"
+            ) from error
+
+    def to_torch(
+        self,
+        *,
+        layout: "Layout" = "padded",
+        pad_id: int = 0,
+        advantages: "Advantages | None" = "grpo",
+        reward: str = "reward",
+        log_probs: bool = True,
+        max_prompt: int | None = None,
+        max_response: int | None = None,
+        device: Any = None,
+    ) -> "dict[str, Tensor]":
+        """The rows as tensors, in the order of `rows`: N rows of P prompt and R response tokens.
+
+        Padded, prompts on the left and responses on the right, as verl has them:
+
+        - `input_ids` (N, P + R) int64; `pad_id` where there is no token
+        - `attention_mask` (N, P + R) int64: 1 for a token, 0 for a pad
+        - `position_ids` (N, P + R) int64: a token's place in its row, from 0
+        - `response_mask` (N, R) int64: 1 for a token of the model; 0 for a pad and for what the environment wrote
+        - `rollout_log_probs` (N, R) float32: as generated; 0 for a pad
+        - `advantages` (N, R) float32: the session's one value wherever `response_mask` is 1, else 0
+        - `rewards` (N,) float32: the row's reward, or its session's where it has none of its own
+        - `group_index` (N,) int64: place of the row's group in `groups`
+        - `weight_version` (N,) int64: the stamp of its group
+
+        Jagged, all rows end to end, T tokens of which Q are responses: `input_ids` (T,) and `position_ids`
+        (T,); `offsets` (N + 1,) int64, row i being `offsets[i]` up to `offsets[i + 1]`, which is what
+        variable-length attention calls cu_seqlens; `response_mask`, `rollout_log_probs` and `advantages` (Q,)
+        with `response_offsets` (N + 1,); `response_index` (Q,) int64, the place of each response token in
+        `input_ids`; `rewards`, `group_index` and `weight_version` (N,) as above. Values and offsets rather than
+        nested tensors, which torch still calls a prototype; `torch.nested.nested_tensor_from_jagged(values,
+        offsets)` makes one of them without a copy.
+
+        A session's reward is that of its last trajectory, and all its rows and tokens get the advantage that
+        follows from it. It is compared with those of the group's other sessions that have rows: in a partial
+        group, the ones that finished.
+
+        Args:
+            layout: `padded` or `jagged`.
+            advantages: `grpo`: `(r - mean) / (std + 1e-6)` with the unbiased deviation (DeepSeekMath, arXiv
+                2402.03300); `grpo_no_std`: `r - mean` (Dr. GRPO, arXiv 2503.20783); `rloo`: `r` minus the mean
+                of the others (arXiv 2402.14740). A session that is alone in its group gets 0. None leaves the
+                key out.
+            reward: the metric that is the reward.
+            log_probs: False leaves `rollout_log_probs` out, for engines that give none.
+            max_prompt: P; None takes the longest prompt's.
+            max_response: R; None takes the longest response's.
+            device: where the tensors go; None leaves them on the CPU.
+
+        Raises:
+            UnusableBatch: a row without prompt tokens, reward or log-probabilities, or too long; names it.
+            BadSettings: an argument that can't be.
+            MissingExtra: torch isn't installed.
+        """
+        from groupstate.tensors import to_torch
+
+        return to_torch(
+            self,
+            layout=layout,
+            pad_id=pad_id,
+            advantages=advantages,
+            reward=reward,
+            log_probs=log_probs,
+            max_prompt=max_prompt,
+            max_response=max_response,
+            device=device,
+        )
 
 
-def _plain(instance: Any, attribute: Any, value: Any) -> Any:
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes, tuple)) else value
+# As bytes --------------------------------------------------------------------------------------------
 
 
-def _batch(data: dict[str, Any]) -> Batch:
+class _WireTrajectory(msgspec.Struct, array_like=True, frozen=True):
+    prompt_ids: bytes
+    response_ids: bytes
+    log_probs: bytes
+    spans: tuple[VersionSpan, ...]
+    environment: tuple[tuple[int, int], ...]
+    reward: float | None
+    metrics: dict[str, float]
+    text: str
+    info: dict[str, Any]
+
+
+class _WirePrompt(msgspec.Struct, array_like=True, frozen=True):
+    content: Any
+    dataset: str
+    n: int | None
+    group_id: str | None
+    extra: dict[str, Any]
+
+
+class _WireGroup(msgspec.Struct, array_like=True, frozen=True):
+    group_id: str
+    size: int
+    phase: str
+    partial: bool
+    dataset: str
+    weight_version: int
+    lag: int
+    sessions: tuple[tuple[int, tuple[_WireTrajectory, ...]], ...]
+    prompt: _WirePrompt | None
+
+
+class _WireBatch(msgspec.Struct, array_like=True, frozen=True, tag="groupstate-batch-1"):
+    number: int
+    partition: str
+    groups: tuple[_WireGroup, ...]
+    weight_version: int
+    metrics: dict[str, float]
+
+
+_wire_decoder = msgspec.msgpack.Decoder(_WireBatch)
+
+
+def _to_wire(batch: Batch) -> _WireBatch:
+    groups = tuple(
+        _WireGroup(
+            group.group_id,
+            group.size,
+            group.phase,
+            group.partial,
+            group.dataset,
+            group.weight_version,
+            group.lag,
+            tuple((session, tuple(map(_to_wire_trajectory, rows))) for session, rows in group.sessions),
+            None if group.prompt is None else _to_wire_prompt(group.prompt),
+        )
+        for group in batch.groups
+    )
+    return _WireBatch(batch.number, batch.partition, groups, batch.weight_version, dict(batch.metrics))
+
+
+def _from_wire(wire: _WireBatch) -> Batch:
     groups = tuple(
         BatchGroup(
-            **{
-                **group,
-                "prompt": None if group["prompt"] is None else Prompt(**group["prompt"]),
-                "sessions": tuple(
-                    (number, tuple(_trajectory(row) for row in rows)) for number, rows in group["sessions"]
-                ),
-            }
+            group.group_id,
+            group.size,
+            group.phase,
+            group.partial,
+            group.dataset,
+            group.weight_version,
+            group.lag,
+            tuple((session, tuple(map(_from_wire_trajectory, rows))) for session, rows in group.sessions),
+            None if group.prompt is None else Prompt(*msgspec.structs.astuple(group.prompt)),
         )
-        for group in data["groups"]
+        for group in wire.groups
     )
-    return Batch(**{**data, "groups": groups})
+    return Batch(wire.number, wire.partition, groups, wire.weight_version, wire.metrics)
 
 
-def _trajectory(row: dict[str, Any]) -> Trajectory:
+def _to_wire_prompt(prompt: Prompt) -> _WirePrompt:
+    return _WirePrompt(prompt.content, prompt.dataset, prompt.n, prompt.group_id, dict(prompt.extra))
+
+
+def _to_wire_trajectory(row: Trajectory) -> _WireTrajectory:
+    return _WireTrajectory(
+        _packed("i", row.prompt_ids),
+        _packed("i", row.response_ids),
+        _packed("d", row.log_probs),
+        tuple(row.spans),
+        tuple((start, stop) for start, stop in row.environment),
+        row.reward,
+        dict(row.metrics),
+        row.text,
+        dict(row.info),
+    )
+
+
+def _from_wire_trajectory(wire: _WireTrajectory) -> Trajectory:
     return Trajectory(
-        **{
-            **row,
-            "prompt_ids": tuple(row["prompt_ids"]),
-            "response_ids": tuple(row["response_ids"]),
-            "log_probs": tuple(row["log_probs"]),
-            "spans": tuple(VersionSpan(*span) for span in row["spans"]),
-            "environment": tuple((start, stop) for start, stop in row["environment"]),
-        }
+        prompt_ids=_unpacked("i", wire.prompt_ids),
+        response_ids=_unpacked("i", wire.response_ids),
+        log_probs=_unpacked("d", wire.log_probs),
+        spans=wire.spans,
+        environment=wire.environment,
+        reward=wire.reward,
+        metrics=wire.metrics,
+        text=wire.text,
+        info=wire.info,
     )
+
+
+def _packed(code: str, numbers: Sequence[float]) -> bytes:
+    packed = array.array(code, numbers)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpacked(code: str, data: bytes) -> tuple[Any, ...]:
+    numbers = array.array(code)
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return tuple(numbers)

@@ -1,0 +1,48 @@
+"""A batch as bytes, for the other ranks of a trainer."""
+
+import attrs
+import pytest
+from hypothesis import given
+
+from groupstate import Batch, Rules, Trajectory, VersionSpan, open_run
+from groupstate.errors import BadInput
+
+from .builders import batch, batches, group, row
+
+
+@given(made=batches())
+def test_bytes_give_an_equal_batch_back(made: Batch):
+    assert Batch.from_bytes(made.to_bytes()) == made
+
+
+async def test_a_sampled_batch_comes_back_equal():
+    async def session(ctx):
+        return Trajectory(
+            prompt_ids=[1, 2],
+            response_ids=[3, 4, 5],
+            log_probs=[-0.1, -0.2, 0.0],
+            spans=[VersionSpan(0, 2, 0)],
+            environment=[(2, 3)],
+            reward=float(ctx.session),
+            info={"tool": ["a", {"b": None}]},
+        )
+
+    source = [{"question": "?", "choices": ["x"]}]
+    async with open_run(rules=Rules(), source=source, session=session, group_size=2) as run:
+        sampled = await run.sample(1)
+        back = Batch.from_bytes(sampled.to_bytes())
+
+        assert back == sampled
+        assert [r.key for r in back.rows] == [r.key for r in sampled.rows]
+
+
+def test_lists_become_tuples():
+    listed = attrs.evolve(row(), prompt_ids=[1], response_ids=[2], log_probs=[-0.5])
+
+    assert Batch.from_bytes(batch(group([listed])).to_bytes()) == batch(group([row((1,), (2,))]))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"groupstate", batch(group([row()])).to_bytes()[:-1]])
+def test_other_bytes_are_refused(data):
+    with pytest.raises(BadInput, match=r"not what Batch.to_bytes\(\)"):
+        Batch.from_bytes(data)
