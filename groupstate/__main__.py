@@ -1,0 +1,6 @@
+"""`python -m groupstate`."""
+
+from groupstate.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The commands that run something: scenarios and the demo. What they need is imported only when they are called."""
+
+import importlib
+from pathlib import Path
+
+import click
+
+from groupstate.errors import MissingExtra
+
+
+@click.command(short_help="Run scenario files.")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.pass_context
+def scenario(ctx: click.Context, paths: tuple[Path, ...]) -> None:
+    """Run scenario files, or all that lie in a directory, and compare what happens with what they expect.
+
+    Exits with 0 if all expectations hold, 1 if a step differs (the first one is printed, expected and actual),
+    2 if a file is malformed.
+
+    \b
+    Examples:
+      groupstate scenario tests/scenarios
+      groupstate scenario stale.toml refill.toml
+    """
+    ctx.exit(importlib.import_module("groupstate.simulate.scenario").main_paths(paths))
+
+
+@click.command(short_help="Train a small model through the event log, in a minute.")
+@click.option("--mode", type=click.Choice(["sync", "async"]), default="async", show_default=True, help="Of the rules.")
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="Trainer steps; the recipe's by default.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the tasks, the model and the sampling.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Run directory; runs/demo by default.")
+@click.option("--engine", type=click.Choice(["torch"]), default="torch", show_default=True, help="Who generates.")
+@click.option("--resume", is_flag=True, help="Go on with a run that was stopped or killed.")
+@click.pass_context
+def demo(
+    ctx: click.Context, mode: str, steps: int | None, seed: int, out: Path | None, engine: str, resume: bool
+) -> None:
+    """Train a small language model on the CPU by GRPO, through the event log. Takes about a minute.
+
+    Needs the packages of the extra: pip install 'groupstate[demo]'. It can be killed at any time and goes on
+    with --resume; the log that it leaves is one to look at with show, log, why and check.
+
+    \b
+    Examples:
+      groupstate demo
+      groupstate demo --mode sync --steps 20 --out runs/short
+      groupstate demo --resume --out runs/short
+    """
+    del engine  # the only one there is
+    try:
+        module = importlib.import_module("groupstate.demo.main")
+    except ImportError as error:
+        raise MissingExtra("groupstate demo", error.name or "torch", "demo") from error
+    result = module.demo(mode=mode, steps=steps, seed=seed, out=out, resume=resume)
+    ctx.exit(result if isinstance(result, int) else 0)

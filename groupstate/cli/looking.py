@@ -1,0 +1,254 @@
+"""The commands that look at a run: log, show, why, check."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import click
+from rich.text import Text
+
+from groupstate.cli.output import console, reader_has_gone, while_read, write, write_json, write_sections
+from groupstate.cli.runs import records_of
+from groupstate.cli.sections import overview_sections, story_sections
+from groupstate.core.events import Record
+from groupstate.core.invariants import INVARIANTS, Checker
+from groupstate.errors import BadInput
+from groupstate.inspect.about import About
+from groupstate.inspect.overview import overview
+from groupstate.inspect.story import story
+from groupstate.inspect.words import as_object, in_words, kind_named, kind_of, time_of
+from groupstate.log.follow import follow as follow_log
+
+RUN = click.argument("run", type=click.Path(path_type=Path))
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+
+COLOURS = {"run": "magenta", "group": "green", "session": "cyan", "batch": "yellow", "result": "red"}
+"""By the first word of the kind."""
+
+
+# log ------------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Print the events of a run, one per line.")
+@RUN
+@click.option("--group", "group_id", default=None, metavar="ID", help="Only events about this group.")
+@click.option(
+    "--kind", "kinds", multiple=True, metavar="KIND", help="Only this kind, such as group_evicted; repeatable."
+)
+@click.option("--from", "first", type=click.IntRange(min=1), default=1, metavar="SEQ", help="First event.")
+@click.option("--to", "last", type=click.IntRange(min=1), default=None, metavar="SEQ", help="Last event.")
+@click.option("--limit", type=click.IntRange(min=1), default=None, metavar="N", help="At most the first N of these.")
+@click.option("--follow", is_flag=True, help="Go on as events are written, until interrupted.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with every field.")
+def log(
+    run: Path,
+    group_id: str | None,
+    kinds: tuple[str, ...],
+    first: int,
+    last: int | None,
+    limit: int | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Print the events of RUN, one per line: number, time (UTC), kind, and what it says.
+
+    In a pipe the four are separated by tabs. --follow ends with exit code 0 on Ctrl-C, on SIGTERM, and when
+    nobody reads its output any more.
+
+    \b
+    Examples:
+      groupstate log runs/demo --kind group_evicted --kind refill_forfeited
+      groupstate log runs/demo --group g17
+      groupstate log runs/demo --from 100 --to 200 --json
+      groupstate log runs/demo --follow
+    """
+    wanted = _wanted(group_id, kinds, first)
+    # Which groups a committed batch holds is told where it was sampled, so --group reads from the beginning.
+    start = 1 if group_id else first
+    write_one = _writer(as_json=as_json)
+    with while_read():
+        if follow:
+            anyio.run(_follow, run, start, wanted, write_one, last, limit)
+        else:
+            records = records_of(run, start, None if last is None else last + 1)
+            for record in islice(filter(wanted, records), limit):
+                write_one(record)
+
+
+def _wanted(group_id: str | None, kinds: tuple[str, ...], first: int) -> Callable[[Record], bool]:
+    types = tuple(kind_named(kind) for kind in kinds)
+    about = About(group_id) if group_id else None
+
+    def is_wanted(record: Record) -> bool:
+        concerned = about is None or about(record)
+        return concerned and record.seq >= first and (not types or isinstance(record.event, types))
+
+    return is_wanted
+
+
+def _writer(*, as_json: bool) -> Callable[[Record], None]:
+    if as_json:
+        return lambda record: write_json(as_object(record))
+    terminal = console()
+    if not terminal.is_terminal:
+        return lambda record: write("\t".join(_columns(record)))
+
+    def write_coloured(record: Record) -> None:
+        seq, at, kind, words = _columns(record)
+        colour = COLOURS.get(kind.partition("_")[0], "blue")
+        terminal.print(Text.assemble((f"{seq:>7} {at} ", "dim"), (f"{kind:<22} ", colour), words))
+
+    return write_coloured
+
+
+def _columns(record: Record) -> tuple[str, str, str, str]:
+    return str(record.seq), time_of(record.at_ns), kind_of(record.event), in_words(record.event)
+
+
+async def _follow(
+    run: Path,
+    start: int,
+    wanted: Callable[[Record], bool],
+    write_one: Callable[[Record], None],
+    last: int | None,
+    limit: int | None,
+) -> None:
+    records_of(run)  # for its error, where this is no run
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(_stop_on_signal, tasks.cancel_scope)
+        try:
+            await _write_followed(run, start, wanted, write_one, last, limit)
+        except BrokenPipeError:
+            pass  # nobody reads any more; a task group would wrap this
+        tasks.cancel_scope.cancel()
+
+
+async def _write_followed(
+    run: Path,
+    start: int,
+    wanted: Callable[[Record], bool],
+    write_one: Callable[[Record], None],
+    last: int | None,
+    limit: int | None,
+) -> None:
+    written = 0
+    async for records in follow_log(run, start, stop_when=reader_has_gone):
+        for record in records:
+            if last is not None and record.seq > last:
+                return
+            if wanted(record):
+                write_one(record)
+                written += 1
+            if written == limit or record.seq == last:
+                return
+        sys.stdout.flush()
+
+
+async def _stop_on_signal(
+    scope: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            scope.cancel()
+
+
+# show -----------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Show where a run stands.")
+@RUN
+@click.option("--at", "seq", type=click.IntRange(min=1), default=None, metavar="SEQ", help="After this event.")
+@AS_JSON
+def show(run: Path, seq: int | None, as_json: bool) -> None:
+    """Show where RUN stands: its groups by phase, totals, who waits for what, open batches, marks.
+
+    Times are those of the log: an age is counted up to its last event (or to the one named by --at).
+
+    \b
+    Examples:
+      groupstate show runs/demo
+      groupstate show runs/demo --at 1200
+      groupstate show runs/demo --json
+    """
+    seen = overview(records_of(run, 1, None if seq is None else seq + 1), seq)
+    with while_read():
+        if as_json:
+            write_json(seen)
+        else:
+            write_sections(overview_sections(seen))
+
+
+# why ------------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Tell the life of one group.")
+@RUN
+@click.argument("group")
+@AS_JSON
+def why(run: Path, group: str, as_json: bool) -> None:
+    """Tell the life of GROUP in RUN, with the numbers behind each decision.
+
+    Why was it evicted, what was its lag, which session held it up, which batch took it, what came in its place.
+    An unknown id exits with 2 and names ids that are near.
+
+    \b
+    Examples:
+      groupstate why runs/demo g17
+      groupstate why runs/demo g17 --json
+    """
+    told = story(records_of(run), group)
+    with while_read():
+        if as_json:
+            write_json(told)
+        else:
+            write_sections(story_sections(told))
+
+
+# check ----------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Check a log against the invariants.")
+@RUN
+@AS_JSON
+@click.pass_context
+def check(ctx: click.Context, run: Path, as_json: bool) -> None:
+    """Check the log of RUN against the invariants, one line for each thing that is wrong.
+
+    Exits with 0 if nothing is wrong, 1 if something is, 2 if the log can't be read: the text then names the
+    file and the place in it.
+
+    \b
+    Examples:
+      groupstate check runs/demo
+      groupstate check runs/demo --json
+    """
+    checker = Checker()
+    count = 0
+    for record in _some(records_of(run), run):
+        checker.feed(record)
+        count += 1
+    found = checker.finish()
+    with while_read():
+        if as_json:
+            places = [{"invariant": v.invariant, "seq": v.seq, "group_id": v.group_id, "text": v.text} for v in found]
+            write_json({"events": count, "invariants": len(INVARIANTS), "violations": places})
+        elif found:
+            for violation in found:
+                write(str(violation))
+        else:
+            write(f"{count} events, {len(INVARIANTS)} invariants: nothing is wrong")
+    ctx.exit(1 if found else 0)
+
+
+def _some(records: Iterator[Record], run: Path) -> Iterator[Record]:
+    """The records, of which there must be one."""
+    first = next(records, None)
+    if first is None:
+        raise BadInput(f"{run} has no event yet, so there is nothing to check")
+    yield first
+    yield from records

@@ -1,0 +1,45 @@
+"""From a path to the records of a run."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from groupstate.core.events import Record
+from groupstate.errors import NotARun
+from groupstate.log.reading import read_log
+from groupstate.log.rundir import MARKER
+
+DEPTH_MAX = 3
+FOLDERS_SEEN_MAX = 2_000
+"""Folders looked into for runs; a path may be a home directory."""
+RUNS_NAMED_MAX = 8
+
+
+def records_of(run: Path, first: int = 1, stop: int | None = None) -> Iterator[Record]:
+    """Records `first` up to (not including) `stop` of a run directory, which may be written meanwhile.
+
+    Raises:
+        NotARun: it is none; the text names runs that lie beneath.
+        CorruptLog, LostEvents, UnsupportedLog: where it can't be read, on the way.
+    """
+    try:
+        return read_log(run, first, stop)
+    except NotARun as error:
+        found = runs_beneath(run)
+        if not found or "holds runs" in str(error):
+            raise
+        raise NotARun(f"{error}. Runs beneath it: {', '.join(map(str, found))}") from error
+
+
+def runs_beneath(path: Path) -> list[Path]:
+    """Run directories under a path, the first few, by name."""
+    found: list[Path] = []
+    for seen, (folder, names, files) in enumerate(os.walk(path)):
+        if MARKER in files and Path(folder) != path:
+            found.append(Path(folder))
+        if seen >= FOLDERS_SEEN_MAX or len(found) == RUNS_NAMED_MAX:
+            break
+        deep = len(Path(folder).relative_to(path).parts) >= DEPTH_MAX
+        # Changed in place, so that os.walk goes no further than these.
+        names[:] = [] if deep or MARKER in files else sorted(name for name in names if not name.startswith("."))
+    return found

@@ -1,0 +1,133 @@
+"""What `show` and `why` have to say, as tables."""
+
+from collections.abc import Mapping
+
+import attrs
+
+from groupstate.cli.output import Section
+from groupstate.core.explain import Explanation
+from groupstate.inspect.overview import LIVE, Header, Overview
+from groupstate.inspect.story import Story
+from groupstate.inspect.words import joined, name_of, one_line, span_of, time_of
+
+
+def overview_sections(seen: Overview) -> list[Section]:
+    """Empty ones are left out when they are written."""
+    phases = tuple(str(phase) for phase in LIVE)
+    return [
+        Section("run", (), _header(seen.header)),
+        Section(
+            "groups",
+            ("partition", *phases, "sampleable"),
+            [
+                (part.partition, *(str(part.phases[phase]) for phase in phases), str(part.sampleable))
+                for part in seen.partitions
+            ],
+        ),
+        Section("totals", (), _named(seen.totals)),
+        Section(
+            "waiting",
+            ("request", "partition", "groups", "for"),
+            [(str(number), part, str(size), span_of(waited)) for number, part, size, waited in seen.requests],
+        ),
+        Section("why it waits", (), [row for wait in seen.waits for row in _reasons(wait)]),
+        Section(
+            "in flight",
+            ("group", "phase", "lag", "age", "quiet for", "sessions open", "to begin"),
+            [row for wait in seen.waits for row in _in_flight(wait)],
+        ),
+        Section(
+            "with the trainer",
+            ("batch", "partition", "version", "groups", "lags"),
+            [
+                (
+                    str(batch.batch),
+                    batch.partition,
+                    str(batch.weight_version),
+                    " ".join(map(name_of, batch.group_ids)),
+                    " ".join(map(str, batch.lags)),
+                )
+                for batch in seen.batches
+            ],
+        ),
+        Section(
+            "refills owed",
+            ("for", "sessions"),
+            [(name_of(credit.evicted), str(credit.size)) for credit in seen.credits],
+        ),
+        Section(
+            "marks",
+            ("mark", "event", "version", "lineage", "name"),
+            [tuple(map(str, attrs.astuple(mark))) for mark in seen.marks],
+        ),
+        *(Section(f"since the last batch, {name}", (), _named(counts)) for name, counts in seen.windows.items()),
+        Section("datasets", (), _datasets(seen.datasets)),
+    ]
+
+
+def _header(header: Header) -> list[tuple[str, str]]:
+    source = f"{header.source_position} prompts{', exhausted' if header.source_exhausted else ''}"
+    rules = ", ".join(f"{name} {value}" for name, value in header.rules.items())
+    rows = [
+        ("run", header.run_id),
+        ("event", str(header.seq)),
+        ("at", f"{time_of(header.at_ns)}, {span_of((header.at_ns - header.started_at_ns) / 1e9)} after the first"),
+        ("state", "closed" if header.closed else "open, or its process is gone"),
+        ("opened", f"{header.openings} times" if header.openings > 1 else "once"),
+        ("weight version", f"{header.weight_version}, lineage {header.lineage}"),
+        ("source", source),
+        ("admission held", header.admission_held),
+        ("rules", rules or "the defaults"),
+        ("groupstate", header.library),
+    ]
+    return [(name, one_line(value)) for name, value in rows if value]
+
+
+def _named(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    return [(name, str(count)) for name, count in counts.items() if count]
+
+
+def _reasons(wait: Explanation) -> list[tuple[str, str]]:
+    if not wait.blocked_by:
+        return []
+    return [
+        (wait.partition, wait.blocked_by),
+        *((f"{wait.partition}, to go on", way) for way in wait.unblocked_by),
+    ]
+
+
+def _in_flight(wait: Explanation) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (
+            name_of(group.group_id),
+            group.phase,
+            str(group.lag),
+            span_of(group.age_s),
+            span_of(group.quiet_s),
+            " ".join(map(str, group.open_sessions)) or "none",
+            " ".join(map(str, group.waiting_sessions)) or "none",
+        )
+        for group in wait.in_flight
+    ]
+    more = wait.in_flight_count - len(rows)
+    return [*rows, (f"and {more} more", "", "", "", "", "", "")] if more else rows
+
+
+def _datasets(datasets: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]]:
+    """Only where there is more than the one without a name."""
+    if set(datasets) <= {""}:
+        return []
+    return [
+        (one_line(name) or "(none)", joined(f"{count} {what}" for what, count in counts.items()))
+        for name, counts in datasets.items()
+    ]
+
+
+def story_sections(told: Story) -> list[Section]:
+    steps = [(str(step.seq), f"+{span_of(step.since_s)}", step.kind, one_line(step.text, 600)) for step in told.steps]
+    name = name_of(told.group_id)
+    end = [("now", told.now), ("held up by", told.held_up_by)]
+    return [
+        Section(name, ("event", "time", "kind", "what happened"), steps),
+        Section(name, (), [row for row in end if row[1]]),
+    ]

@@ -1,0 +1,147 @@
+"""A run at one event, as a value: where its groups are, who waits for what, and the totals."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core.book import Book, Credit, Mark, OpenBatch, Window
+from groupstate.core.explain import Explanation, explain
+from groupstate.core.phases import Phase
+from groupstate.core.rules import Rules, rules_from_dict
+from groupstate.errors import BadInput
+from groupstate.inspect.replay import applied
+
+LIVE = (Phase.PENDING, Phase.RUNNING, Phase.FINISHED, Phase.FAILURE, Phase.SAMPLED)
+
+
+@attrs.frozen
+class Header:
+    run_id: str
+    library: str
+    """Version of groupstate that wrote last."""
+    seq: int
+    """The event that this is the state after."""
+    started_at_ns: int
+    at_ns: int
+    openings: int
+    """How often the run was opened, the first time included."""
+    closed: bool
+    weight_version: int
+    lineage: int
+    source_position: int
+    """Prompts that were submitted from the source."""
+    source_exhausted: bool
+    admission_held: str
+    """Why admission is held; empty if it isn't."""
+    rules: dict[str, Any]
+    """The settings that aren't the defaults."""
+
+
+@attrs.frozen
+class PartitionCounts:
+    partition: str
+    phases: dict[str, int]
+    """Live groups per phase."""
+    sampleable: int
+
+
+@attrs.frozen
+class Overview:
+    header: Header
+    partitions: tuple[PartitionCounts, ...]
+    totals: dict[str, int]
+    """Counts since the log began."""
+    waits: tuple[Explanation, ...]
+    """Per partition: the groups in flight, and what its oldest waiting `sample()` waits for."""
+    requests: tuple[tuple[int, str, int, float], ...]
+    """Waiting `sample()` calls: number, partition, groups wanted, seconds waited."""
+    batches: tuple[OpenBatch, ...]
+    """Batches that are with the trainer."""
+    credits: tuple[Credit, ...]
+    """Refills that are owed."""
+    marks: tuple[Mark, ...]
+    """Checkpoint marks that the run can go back to."""
+    windows: dict[str, dict[str, int]]
+    """Per partition: what was counted since its last batch."""
+    datasets: dict[str, dict[str, int]]
+
+
+def overview(records: Iterable[ev.Record], seq: int | None = None) -> Overview:
+    """The run after event `seq`; None for the end of the log.
+
+    Raises:
+        BadInput: the log has no such event.
+        LogError: the log isn't one that a run wrote.
+    """
+    book, started_at_ns, openings, library = Book(), 0, 0, ""
+    for record in records:
+        if seq is not None and record.seq > seq:
+            break
+        applied(book, record)
+        started_at_ns = started_at_ns or record.at_ns
+        if isinstance(record.event, ev.RunStarted | ev.RunRecovered):
+            openings += 1
+            library = record.event.library
+    if seq is not None and not 1 <= seq <= book.last_seq:
+        raise BadInput(f"there is no event {seq}: the log has events 1 to {book.last_seq}")
+    rules = rules_from_dict(book.rules)
+    return Overview(
+        header=_header(book, rules, started_at_ns, openings, library),
+        partitions=tuple(_counts(book, partition) for partition in book.partitions()),
+        totals=dict(sorted(book.totals.items())),
+        waits=tuple(_explained(book, rules, partition) for partition in book.partitions()),
+        requests=tuple(
+            (request.request, request.partition, request.size, (book.last_at_ns - request.at_ns) / 1e9)
+            for request in book.requests.values()
+        ),
+        batches=tuple(book.batches.values()),
+        credits=tuple(book.credits),
+        marks=tuple(book.marks),
+        windows={name: _window(window) for name, window in sorted(book.windows.items())},
+        datasets={name: dict(sorted(counts.items())) for name, counts in sorted(book.datasets.items())},
+    )
+
+
+def _header(book: Book, rules: Rules, started_at_ns: int, openings: int, library: str) -> Header:
+    defaults = Rules().to_dict()
+    return Header(
+        run_id=book.run_id,
+        library=library,
+        seq=book.last_seq,
+        started_at_ns=started_at_ns,
+        at_ns=book.last_at_ns,
+        openings=openings,
+        closed=book.closed,
+        weight_version=book.weight_version,
+        lineage=book.lineage,
+        source_position=book.source_position,
+        source_exhausted=book.source_exhausted,
+        admission_held=book.held_reason,
+        rules={name: value for name, value in rules.to_dict().items() if value != defaults[name]},
+    )
+
+
+def _counts(book: Book, partition: str) -> PartitionCounts:
+    phases = {str(phase): book.count(phase, partition=partition) for phase in LIVE}
+    return PartitionCounts(partition, phases, book.ready_count(partition))
+
+
+def _explained(book: Book, rules: Rules, partition: str) -> Explanation:
+    """What `run.explain()` said there. Whether a source was given isn't in the log; that it gave prompts is."""
+    drawn = book.source_position > 0 or book.source_exhausted
+    return explain(book, rules, partition=partition, now_ns=book.last_at_ns, has_source=drawn, dispatches=drawn)
+
+
+def _window(window: Window) -> dict[str, int]:
+    counts = {
+        "submitted": window.submitted,
+        "refills": window.refills,
+        "forfeited": window.forfeited,
+        "fenced": window.fenced,
+        "evicted": window.evicted_groups,
+    }
+    counts |= {f"evicted/{reason}": count for reason, count in sorted(window.evicted.items())}
+    counts |= {f"session_failed/{kind}": count for kind, count in sorted(window.sessions_failed.items())}
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,357 @@
+"""The life of one group, each event as a sentence with the numbers behind it.
+
+Rule 1: the numbers are those of the log: a decision is told as it was made, under the rules in force then.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core.book import Book
+from groupstate.core.group import Group, Session
+from groupstate.core.phases import Phase
+from groupstate.core.rules import Rules, rules_from_dict
+from groupstate.errors import UnknownGroup
+from groupstate.inspect.near import near
+from groupstate.inspect.replay import applied
+from groupstate.inspect.words import counted, joined, kind_of, name_of, one_line, rows_in_words, span_of
+
+
+@attrs.frozen
+class Step:
+    """One thing that happened to the group, or that changed where it stands."""
+
+    seq: int
+    at_ns: int
+    since_s: float
+    """Seconds since the group was submitted."""
+    kind: str
+    text: str
+
+
+@attrs.frozen
+class Story:
+    group_id: str
+    partition: str
+    size: int
+    phase: str
+    """Where the group is at the end of the log: a phase, or how it left."""
+    now: str
+    """The same as a sentence, with what it waits for."""
+    held_up_by: str
+    """Which session kept the group, and for how long; empty if nothing can be said."""
+    steps: tuple[Step, ...]
+
+
+def story(records: Iterable[ev.Record], group_id: str) -> Story:
+    """Tell the life of a group.
+
+    Raises:
+        UnknownGroup: the log never submitted it; the text names ids that are near.
+        LogError: the log isn't one that a run wrote.
+    """
+    teller = _Teller(group_id)
+    known: dict[str, None] = {}
+    for record in records:
+        if isinstance(record.event, ev.GroupSubmitted):
+            known[record.event.group_id] = None
+        teller.take(record)
+    if group_id not in known:
+        hint = near(group_id, reversed(known)) or f"it submitted {counted(len(known), 'group')}{_examples(known)}"
+        raise UnknownGroup(group_id, "tell its story", f"this log never submitted it; {hint}")
+    return teller.told()
+
+
+def _examples(known: Mapping[str, None]) -> str:
+    first = [repr(group_id) for group_id in known][:3]
+    return f", such as {joined(first)}" if first else ""
+
+
+class _Teller:
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.book = Book()
+        self.rules = Rules()
+        self.steps: list[Step] = []
+        self.last: Group | None = None
+        """The group as it last was in the book."""
+        self.submitted_at_ns = 0
+        self.held_up_by = ""
+        self.batches: set[int] = set()
+        self.left: Phase | None = None
+        """How it left the book."""
+
+    def take(self, record: ev.Record) -> None:
+        """Apply a record and keep the sentence that it is worth, if any."""
+        event = record.event
+        before = self.book.groups.get(self.group_id)
+        owed_by = self.book.credits[0].evicted if self.book.credits else ""
+        waited_s = self._waited_s(event, record.at_ns)
+        applied(self.book, record)
+        after = self.book.groups.get(self.group_id)
+        self.last = after or self.last
+        if after is None and before is not None:
+            self.left = Phase.EVICTED if isinstance(event, ev.GroupEvicted) else Phase.COMMITTED
+        if isinstance(event, ev.RunStarted | ev.RunRecovered):
+            self.rules = rules_from_dict(event.rules)
+        text = self._text(event, before, after, owed_by, waited_s)
+        if text:
+            if isinstance(event, ev.GroupSubmitted) and event.group_id == self.group_id:
+                self.submitted_at_ns = record.at_ns
+            since_s = (record.at_ns - self.submitted_at_ns) / 1e9
+            self.steps.append(Step(record.seq, record.at_ns, since_s, kind_of(event), text))
+
+    def _waited_s(self, event: ev.AnyEvent, at_ns: int) -> float:
+        """How long the sampler that a batch is for had waited."""
+        request = self.book.requests.get(event.request) if isinstance(event, ev.BatchSampled) else None
+        return 0.0 if request is None else (at_ns - request.at_ns) / 1e9
+
+    def _text(
+        self, event: ev.AnyEvent, before: Group | None, after: Group | None, owed_by: str, waited_s: float
+    ) -> str:
+        if isinstance(event, ev.GroupSubmitted):
+            return self._submission(event, owed_by)
+        if getattr(event, "group_id", "") == self.group_id:
+            return self._own(event, before, after)
+        if isinstance(event, ev.BatchSampled | ev.BatchCommitted | ev.BatchReturned):
+            return self._batch(event, after, waited_s)
+        if isinstance(event, ev.RunRewound) and before is None and after is not None:
+            return f"the run went back to mark {event.mark}, which undoes the commit: {self._standing(after)}"
+        if before is None or after is None:
+            return ""
+        return self._around(event, before, after)
+
+    # The group's own events --------------------------------------------------------------------------
+
+    def _submission(self, event: ev.GroupSubmitted, owed_by: str) -> str:
+        refill = event.cause == "refill"
+        if event.group_id != self.group_id:
+            replaces = refill and owed_by == self.group_id
+            return f"group {name_of(event.group_id)} is submitted in its place" if replaces else ""
+        who = {
+            "submit": "submitted by the user",
+            "admission": "submitted by the rollout's own admission",
+            "refill": f"submitted as a refill for {name_of(owed_by)}",
+        }[event.cause]
+        parts = [counted(event.size, "session"), f"partition {event.partition}", f"stamp {event.weight_version}"]
+        if event.weight_version != self.book.weight_version:
+            parts[-1] += f" at version {self.book.weight_version}"
+        if event.source_position >= 0:
+            parts.append(f"prompt {event.source_position} of the source")
+        if event.dataset:
+            parts.append(f"dataset {event.dataset}")
+        return f"{who}: {', '.join(parts)}"
+
+    def _own(self, event: ev.AnyEvent, before: Group | None, after: Group | None) -> str:
+        if isinstance(event, ev.ResultFenced):
+            return (
+                f"a result of session {event.session} ({event.result}, attempt {event.attempt}) changed nothing: "
+                f"{FENCED[event.reason]}"
+            )
+        assert before is not None
+        if isinstance(event, ev.GroupEvicted):
+            return self._eviction(event, before)
+        assert after is not None
+        if isinstance(event, ev.SessionStarted):
+            worker = f" on {event.worker}" if event.worker else ""
+            version = "" if event.weight_version is None else f", weight version {event.weight_version}"
+            return f"session {event.session} started, attempt {event.attempt}{worker}{version}"
+        if isinstance(event, ev.SessionFinished):
+            took = _took(before.sessions[event.session], after.sessions[event.session])
+            return f"session {event.session} finished{took}: {rows_in_words(event.trajectories)}; {_settled(after)}"
+        if isinstance(event, ev.SessionFailed):
+            return self._failure(event, before, after)
+        if isinstance(event, ev.GroupRequeued):
+            self.held_up_by = ""
+            attempts = sorted({session.attempt for session in after.sessions})
+            why = one_line(event.reason) or "no reason given"
+            return f"started over ({why}): what it had is dropped, attempt {joined(map(str, attempts))} is next"
+        return self._end(after)
+
+    def _failure(self, event: ev.SessionFailed, before: Group, after: Group) -> str:
+        took = _took(before.sessions[event.session], after.sessions[event.session])
+        message = f": {one_line(event.message)}" if event.message else ""
+        retry = (
+            f"attempt {event.attempt + 1} is due in {event.retry_in_s:g} s"
+            if event.retry_in_s is not None
+            else "no further attempt"
+        )
+        return f"session {event.session} failed ({event.failure}){took}{message}; {retry}; {_settled(after)}"
+
+    def _end(self, after: Group) -> str:
+        self.held_up_by = _slowest(after)
+        if after.terminal is Phase.FAILURE:
+            why = "it was cancelled" if after.cancelled else f"{after.failed_count} of {after.size} sessions failed"
+            head = f"failed: {why}"
+        elif after.partial:
+            head = (
+                f"finished in part: {after.finished_count} of {after.size} sessions finished, "
+                f"survivors_min is {self.rules.survivors_min}"
+            )
+        else:
+            head = f"finished: all {counted(after.size, 'session')} finished"
+        parts = [head, counted(after.trajectory_count, "trajectory", "trajectories"), f"lag {self._lag(after)}"]
+        spread = self._spread(after)
+        return ", ".join([*parts, spread] if spread else parts)
+
+    def _lag(self, group: Group) -> str:
+        lag = self.book.lag(group)
+        bound = self.rules.lag_max
+        return str(lag) if bound is None else f"{lag} (lag_max {bound})"
+
+    def _spread(self, group: Group) -> str:
+        """The values that the filter for zero variance looks at."""
+        metric = self.rules.filter_metric
+        if metric is None:
+            return ""
+        ranges = group.trajectory_ranges if self.rules.per == "trajectory" else group.session_ranges
+        if metric not in ranges:
+            return f"no value of {metric}"
+        low, high, count = ranges[metric]
+        return (
+            f"{metric} from {low:g} to {high:g} over {counted(count, 'value')} "
+            f"(range {high - low:g}, tolerance {self.rules.tolerance:g})"
+        )
+
+    def _eviction(self, event: ev.GroupEvicted, before: Group) -> str:
+        why = "; ".join(f"{reason}: {self._reason(reason, event, before)}" for reason in event.reasons)
+        earned = f"it earned {counted(event.credit, 'refill')}" if event.credit else "it earned no refill"
+        return f"evicted, {why}; {earned}"
+
+    def _reason(self, reason: ev.EvictReason, event: ev.GroupEvicted, before: Group) -> str:
+        if reason == "stale":
+            return f"lag {event.lag} is above lag_max {self.rules.lag_max}"
+        if reason == "zero_variance":
+            return self._zero_variance(event, before)
+        return {
+            "cancelled": "it was given up",
+            "damaged": one_line(event.message) or "a payload can't be read",
+            "empty": "it has no trajectory",
+            "failed": f"{before.failed_count} of {before.size} sessions failed",
+            "surplus": "the batch was full without it",
+            "too_few": f"{before.finished_count} sessions finished, survivors_min is {self.rules.survivors_min}",
+        }[reason]
+
+    def _zero_variance(self, event: ev.GroupEvicted, before: Group) -> str:
+        metric = self.rules.filter_metric
+        ranges = before.trajectory_ranges if self.rules.per == "trajectory" else before.session_ranges
+        low, high, count = ranges.get(metric or "", (0.0, 0.0, 0))
+        if count > 1 and high - low <= self.rules.tolerance:
+            shared = "" if event.shared_value is None else f" is {event.shared_value:g}"
+            return (
+                f"{metric}{shared} in all {count} values (max - min {high - low:g}, tolerance {self.rules.tolerance:g})"
+            )
+        if count == 1 and self.rules.on_singleton == "evict":
+            return f"a single value of {metric}, and on_singleton is 'evict'"
+        return f"{counted(count, 'value')} of {metric}, and on_missing is {self.rules.on_missing!r}"
+
+    # Batches, and what happens around the group ------------------------------------------------------
+
+    def _batch(
+        self, event: ev.BatchSampled | ev.BatchCommitted | ev.BatchReturned, after: Group | None, waited_s: float
+    ) -> str:
+        if isinstance(event, ev.BatchSampled):
+            if self.group_id not in event.group_ids:
+                return ""
+            self.batches.add(event.batch)
+            lag = event.lags[event.group_ids.index(self.group_id)]
+            bound = "" if self.rules.lag_max is None else f" (lag_max {self.rules.lag_max})"
+            return (
+                f"sampled into batch {event.batch} of {counted(len(event.group_ids), 'group')} with lag {lag}{bound} "
+                f"at version {event.weight_version}; the sampler had waited {span_of(waited_s)}"
+            )
+        if event.batch not in self.batches:
+            return ""
+        if isinstance(event, ev.BatchCommitted):
+            return f"batch {event.batch} was committed: it is trained on, and has left"
+        assert after is not None
+        why = one_line(event.reason) or "no reason given"
+        return f"batch {event.batch} came back untrained ({why}): {self._standing(after)}"
+
+    def _standing(self, group: Group) -> str:
+        return f"{group.phase} again, lag {self._lag(group)}"
+
+    def _around(self, event: ev.AnyEvent, before: Group, after: Group) -> str:
+        """What happens to the run while the group is in the book."""
+        if isinstance(event, ev.WeightsPublished) and self.rules.lag_max is not None and after.phase != Phase.SAMPLED:
+            return f"weight version {event.weight_version} was published: its lag is {self._lag(after)}"
+        if isinstance(event, ev.RunRecovered):
+            return f"the run was opened again at version {event.weight_version}, lineage {event.lineage}"
+        if isinstance(event, ev.RunRewound):
+            return (
+                f"the run went back to mark {event.mark}, version {event.weight_version}: its lag is {self._lag(after)}"
+            )
+        if isinstance(event, ev.RunClosed):
+            return f"the run closed ({one_line(event.reason) or 'no reason given'}) while it was {after.phase}"
+        return ""
+
+    # The end -----------------------------------------------------------------------------------------
+
+    def told(self) -> Story:
+        assert self.last is not None
+        live = self.book.groups.get(self.group_id)
+        phase = live.phase if live is not None else self.left
+        assert phase is not None
+        return Story(
+            group_id=self.group_id,
+            partition=self.last.partition,
+            size=self.last.size,
+            phase=str(phase),
+            now=self._now(live, phase),
+            held_up_by=_waited_for(live, self.book.last_at_ns) if live and live.in_flight else self.held_up_by,
+            steps=tuple(self.steps),
+        )
+
+    def _now(self, live: Group | None, phase: Phase) -> str:
+        if live is None:
+            return f"{phase}: it has left the book"
+        if live.in_flight:
+            return f"{phase} for {span_of((self.book.last_at_ns - live.submitted_at_ns) / 1e9)}, {_settled(live)}"
+        if phase is Phase.SAMPLED:
+            return f"sampled: batch {live.batch} is with the trainer, neither committed nor returned"
+        if live.trajectory_count or live.partition == ev.VALIDATION:
+            return f"{phase} and sampleable, lag {self._lag(live)}"
+        return f"{phase} without a trajectory, so it is never sampled"
+
+
+FENCED: Mapping[ev.FenceReason, str] = {
+    "duplicate": "the same result is recorded already",
+    "attempt": "another attempt is the session's latest",
+    "settled": "the session has ended another way",
+    "terminal": "the group has ended",
+    "gone": "the group has left the book",
+}
+
+
+def _took(before: Session, after: Session) -> str:
+    if before.state != "open":
+        return " before it began"
+    return f" after {span_of((after.ended_at_ns - before.started_at_ns) / 1e9)}"
+
+
+def _settled(group: Group) -> str:
+    return f"{group.settled_count} of {group.size} sessions have ended"
+
+
+def _slowest(group: Group) -> str:
+    """Which session ended last, and how long the others had been done."""
+    ends = sorted((session.ended_at_ns, number) for number, session in enumerate(group.sessions))
+    if len(ends) < 2:
+        return ""
+    last_ns, last = ends[-1]
+    attempts = group.sessions[last].attempt
+    tries = f", in attempt {attempts}" if attempts > 1 else ""
+    return f"session {last} ended last{tries}, {span_of((last_ns - ends[-2][0]) / 1e9)} after the one before it"
+
+
+def _waited_for(group: Group, now_ns: int) -> str:
+    """The sessions that a group in flight waits for."""
+    waits = [
+        f"session {number} (attempt {session.attempt}, open for {span_of((now_ns - session.started_at_ns) / 1e9)})"
+        if session.state == "open"
+        else f"session {number} (attempt {session.attempt}, to begin)"
+        for number, session in enumerate(group.sessions)
+        if session.state in ("open", "waiting")
+    ]
+    return f"waits for {joined(waits)}" if waits else ""

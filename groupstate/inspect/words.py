@@ -1,0 +1,215 @@
+"""Events as words on one line, and as plain objects.
+
+Rule 1: what comes out of a log is data: nothing in it may start a new line or drive a terminal.
+"""
+
+import datetime
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from groupstate.core import events as ev
+from groupstate.errors import BadInput
+from groupstate.inspect.near import near
+
+MESSAGE_SHOWN_MAX = 300
+"""Characters of a failure's text in a line; `as_object` has it all."""
+
+_HUMP = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+def kind_of(event: ev.Event) -> str:
+    """`GroupSubmitted` is `group_submitted`."""
+    return _HUMP.sub("_", type(event).__name__).lower()
+
+
+KINDS: Final[dict[str, type[ev.Event]]] = {_HUMP.sub("_", kind.__name__).lower(): kind for kind in ev.EVENT_TYPES}
+
+
+def kind_named(name: str) -> type[ev.Event]:
+    """The kind that `name` means, in snake case or as in the code.
+
+    Raises:
+        BadInput: there is none.
+    """
+    found = KINDS.get(name.lower().replace("-", "_")) or KINDS.get(_HUMP.sub("_", name).lower())
+    if found is None:
+        raise BadInput(f"there is no event kind {name!r}; {near(name.lower(), KINDS) or 'known: ' + ', '.join(KINDS)}")
+    return found
+
+
+def one_line(text: str, length: int = MESSAGE_SHOWN_MAX) -> str:
+    """`text` without anything that a terminal or a table would act on."""
+    flat = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return flat if len(flat) <= length else flat[: length - 3] + "..."
+
+
+def name_of(group_id: str) -> str:
+    """The id as it is, or quoted where it would be torn apart or misread."""
+    plain = group_id.isprintable() and " " not in group_id
+    return group_id if plain else ascii(group_id)
+
+
+def time_of(at_ns: int) -> str:
+    """UTC, to the millisecond."""
+    seconds, rest = divmod(at_ns, 1_000_000_000)
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest // 1_000_000:03d}Z"
+
+
+def span_of(seconds: float) -> str:
+    """A length of time, short."""
+    if seconds < 60:
+        return f"{seconds:.3f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def counted(count: int, thing: str, things: str = "") -> str:
+    """`1 group`, `2 groups`."""
+    return f"{count} {thing if count == 1 else things or thing + 's'}"
+
+
+def joined(words: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *most, last = list(words) or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def values_of(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in metrics.items())
+
+
+# An event's fields in words ------------------------------------------------------------------------------
+
+
+def in_words(event: ev.AnyEvent) -> str:
+    """The fields of an event, on one line."""
+    return one_line(_WORDS[type(event)](event), 2 * MESSAGE_SHOWN_MAX)
+
+
+def _submitted(event: ev.GroupSubmitted) -> str:
+    parts = [counted(event.size, "session"), event.partition, f"version {event.weight_version}", f"by {event.cause}"]
+    if event.source_position >= 0:
+        parts.append(f"prompt {event.source_position} of the source")
+    if event.dataset:
+        parts.append(f"dataset {event.dataset}")
+    if event.target_version is not None:
+        parts.append(f"for version {event.target_version}")
+    return f"{name_of(event.group_id)}: {', '.join(parts)}"
+
+
+def _evicted(event: ev.GroupEvicted) -> str:
+    shared = "" if event.shared_value is None else f", {event.metric} {event.shared_value:g} throughout"
+    message = f": {event.message}" if event.message else ""
+    why = joined(event.reasons)
+    return f"{name_of(event.group_id)}: {why}, lag {event.lag}{shared}, {counted(event.credit, 'refill')}{message}"
+
+
+def _attempt(event: ev.SessionStarted | ev.SessionFinished | ev.SessionFailed | ev.ResultFenced) -> str:
+    return f"{name_of(event.group_id)}/{event.session}: attempt {event.attempt}"
+
+
+def _started(event: ev.SessionStarted) -> str:
+    worker = f", worker {event.worker}" if event.worker else ""
+    version = "" if event.weight_version is None else f", version {event.weight_version}"
+    return _attempt(event) + worker + version
+
+
+def rows_in_words(rows: tuple[ev.TrajectoryRecord, ...]) -> str:
+    """What a session yielded: how many rows, how many tokens by which versions, the last one's metrics."""
+    parts = [counted(len(rows), "trajectory", "trajectories")]
+    tokens = sum(row.response_tokens for row in rows)
+    if tokens:
+        parts.append(counted(tokens, "token"))
+    versions = sorted({span.weight_version for row in rows for span in row.spans})
+    if versions:
+        parts.append(f"of version {joined(map(str, versions))}")
+    if rows and rows[-1].metrics:
+        parts.append(values_of(rows[-1].metrics))
+    return ", ".join(parts)
+
+
+def _finished(event: ev.SessionFinished) -> str:
+    return f"{_attempt(event)}, {rows_in_words(event.trajectories)}"
+
+
+def _failed(event: ev.SessionFailed) -> str:
+    retry = "" if event.retry_in_s is None else f", again in {event.retry_in_s:g} s"
+    message = f": {one_line(event.message)}" if event.message else ""
+    return f"{_attempt(event)}, {event.failure}{retry}{message}"
+
+
+def _sampled(event: ev.BatchSampled) -> str:
+    groups = " ".join(map(name_of, event.group_ids))
+    lags = " ".join(map(str, event.lags))
+    return (
+        f"batch {event.batch} for request {event.request}, {event.partition}, version {event.weight_version}: "
+        f"{groups} (lag {lags})"
+    )
+
+
+def _marked(event: ev.CheckpointMarked) -> str:
+    name = f" {event.name!r}" if event.name else ""
+    return f"mark {event.mark}{name}, version {event.weight_version}, lineage {event.lineage}"
+
+
+def _recovered(event: ev.RunRecovered) -> str:
+    torn = f", {event.torn_bytes} bytes of an interrupted commit cut" if event.torn_bytes else ""
+    return f"version {event.weight_version}, lineage {event.lineage}{torn}"
+
+
+def _group_failed(event: ev.GroupFailed) -> str:
+    return f"{name_of(event.group_id)}{': cancelled' if event.cancelled else ''}"
+
+
+_WORDS: Final[dict[type[ev.Event], Callable[[Any], str]]] = {
+    ev.RunStarted: lambda e: f"run {e.run_id}, version {e.weight_version}, seed {e.seed}, groupstate {e.library}",
+    ev.WeightsPublished: lambda e: f"version {e.weight_version}, lineage {e.lineage}",
+    ev.SourceExhausted: lambda e: f"{e.source or 'the source'} gave {counted(e.position, 'prompt')}",
+    ev.AdmissionHeld: lambda e: e.reason or "no longer",
+    ev.CheckpointMarked: _marked,
+    ev.RunRecovered: _recovered,
+    ev.RunRewound: lambda e: f"to mark {e.mark} at event {e.mark_seq}, version {e.weight_version}, lineage {e.lineage}",
+    ev.RunClosed: lambda e: e.reason,
+    ev.GroupSubmitted: _submitted,
+    ev.GroupFinished: lambda e: f"{name_of(e.group_id)}{': partial' if e.partial else ''}",
+    ev.GroupFailed: _group_failed,
+    ev.GroupEvicted: _evicted,
+    ev.GroupRequeued: lambda e: f"{name_of(e.group_id)}: {e.reason or 'no reason given'}",
+    ev.RefillForfeited: lambda e: f"{counted(e.count, 'refill')}: {e.reason}",
+    ev.SessionStarted: _started,
+    ev.SessionFinished: _finished,
+    ev.SessionFailed: _failed,
+    ev.ResultFenced: lambda e: f"{_attempt(e)}, {e.result}: {e.reason}",
+    ev.BatchRequested: lambda e: (
+        f"request {e.request}: {counted(e.size, 'group')} of {e.partition}, version {e.weight_version}"
+    ),
+    ev.BatchRequestCancelled: lambda e: f"request {e.request}: {e.reason}",
+    ev.BatchSampled: _sampled,
+    ev.BatchCommitted: lambda e: f"batch {e.batch}",
+    ev.BatchReturned: lambda e: f"batch {e.batch}: {e.reason or 'no reason given'}",
+}
+
+
+# An event as an object -----------------------------------------------------------------------------------
+
+
+def as_object(record: ev.Record) -> dict[str, Any]:
+    """A record with every field by its name, for JSON."""
+    return {"seq": record.seq, "at_ns": record.at_ns, "kind": kind_of(record.event), **_fields(record.event)}
+
+
+def _fields(value: msgspec.Struct) -> dict[str, Any]:
+    return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _fields(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
