@@ -378,6 +378,12 @@ class Book:
         if group is not None:
             self.window(group.partition).fenced += 1
 
+    def _session_finished(self, event: ev.SessionFinished, seq: int, at_ns: int) -> None:
+        before = self._live(event.group_id, ev.SessionFinished)
+        self._put(before, evolve(before, event, seq, at_ns))
+        self.totals["sessions_finished"] += 1
+        self.totals["response_tokens"] += sum(row.response_tokens for row in event.trajectories)
+
     def _session_failed(self, event: ev.SessionFailed, seq: int, at_ns: int) -> None:
         before = self._live(event.group_id, ev.SessionFailed)
         self._put(before, evolve(before, event, seq, at_ns))
@@ -596,6 +602,7 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
     ev.GroupEvicted: Book._evicted,
     ev.ResultFenced: Book._fenced,
     ev.RefillForfeited: Book._forfeited,
+    ev.SessionFinished: Book._session_finished,
     ev.SessionFailed: Book._session_failed,
     ev.BatchRequested: Book._requested,
     ev.BatchRequestCancelled: Book._request_cancelled,

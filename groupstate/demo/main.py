@@ -1,0 +1,234 @@
+"""`groupstate demo`: a real training run on two CPU cores, through the event log, that can be killed and resumed."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import anyio.abc
+import attrs
+import msgspec
+from rich.console import Console
+
+from groupstate import CheckpointMark, open_run
+from groupstate.core.events import GroupEvicted
+from groupstate.demo import plot
+from groupstate.demo.checkpoint import Checkpoint
+from groupstate.demo.evaluate import held_out_accuracy
+from groupstate.demo.progress import TrainingProgress
+from groupstate.demo.settings import Settings
+from groupstate.demo.tasks import Tasks
+from groupstate.demo.train import TOKENIZER, Trainer, rules_of, session_of, source_of
+from groupstate.demo.warmup import WarmUp, warm_up
+from groupstate.engines.torch import TorchEngine
+from groupstate.engines.transformer import Transformer
+from groupstate.errors import BadInput
+from groupstate.log.reading import read_log
+
+RUNS = Path("runs")
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a finished demo wrote into `summary.json`."""
+
+    seed: int
+    mode: str
+    steps: int
+    held_out_tasks: int
+    accuracy_before: float
+    accuracy_after: float
+    seconds: float
+
+
+def free_folder() -> Path:
+    """`runs/demo`, or the first of `runs/demo-2`, `runs/demo-3`, ... that isn't there."""
+    folder, number = RUNS / "demo", 1
+    while folder.exists():
+        number += 1
+        folder = RUNS / f"demo-{number}"
+    return folder
+
+
+def last_folder() -> Path:
+    """The demo's run that was written last.
+
+    Raises:
+        BadInput: there is none.
+    """
+    found = [path.parent for path in RUNS.glob("demo*/run.json")]
+    if not found:
+        raise BadInput(f"there is no run of the demo under {RUNS}/ to resume; start one with: groupstate demo")
+    return max(found, key=lambda path: (path / "log").stat().st_mtime_ns)
+
+
+def demo(
+    *,
+    mode: Literal["async", "sync"] = "async",
+    steps: int | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    resume: bool = False,
+    console: Console | None = None,
+) -> Summary | None:
+    """Train; None if it was stopped by a signal before the end.
+
+    Raises:
+        BadInput: `out` is taken, or there is nothing to resume.
+    """
+    folder = out or (last_folder() if resume else free_folder())
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise BadInput(f"{folder} is not empty; go on with it by --resume, or name another by --out")
+    settings = Settings(mode=mode, seed=seed)
+    checkpoints = Checkpoint(folder)
+    saved = checkpoints.load() if resume else None
+    if saved is not None:
+        settings = Settings(**saved[0]["settings"])
+    if steps is not None:
+        settings = attrs.evolve(settings, steps=steps)
+    return anyio.run(_Demo(settings, folder, console or Console(), checkpoints, saved).run)
+
+
+class _Demo:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        console: Console,
+        checkpoints: Checkpoint,
+        saved: tuple[dict[str, Any], CheckpointMark] | None,
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._console = console
+        self._checkpoints = checkpoints
+        self._saved = saved
+        self._tasks = Tasks(
+            seed=settings.seed,
+            held_out_count=settings.held_out_count,
+            terms=settings.terms,
+            digits=settings.digits,
+        )
+        self._began_s = time.monotonic()
+
+    async def run(self) -> Summary | None:
+        self._say(
+            f"GRPO on sums from reasoning-gym, {self._settings.mode} mode, seed {self._settings.seed}; "
+            f"the run is {self._folder}"
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._stop_on_signal, tasks.cancel_scope)
+            summary = await self._train()
+            tasks.cancel_scope.cancel()
+            return summary
+        self._say(f"stopped; go on with: groupstate demo --resume --out {self._folder}")
+        return None
+
+    async def _stop_on_signal(self, scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                self._say(f"{number.name}: settling")
+                scope.cancel()
+                return
+
+    async def _train(self) -> Summary:
+        trainer, mark = await self._trainer()
+        engine = TorchEngine(
+            trainer.model,
+            TOKENIZER,
+            slots_max=self._settings.slots_max,
+            weight_version=trainer.step,
+            seed=self._settings.seed,
+            threads=self._settings.threads,
+        )
+        try:
+            if trainer.accuracy_before is None:
+                trainer.accuracy_before = await self._accuracy(engine, "before GRPO")
+            await self._run(trainer, engine, mark)
+            after = await self._accuracy(engine, "after GRPO")
+        finally:
+            with anyio.CancelScope(shield=True):
+                await engine.aclose()
+        return self._end(trainer, trainer.accuracy_before, after)
+
+    async def _trainer(self) -> tuple[Trainer, CheckpointMark | None]:
+        """The trainer of the last checkpoint, or a new one on a freshly warmed-up model."""
+        model = Transformer(self._settings.model(TOKENIZER.vocabulary_size), seed=self._settings.seed)
+        trainer = Trainer(model, self._settings, self._checkpoints)
+        if self._saved is not None:
+            state, mark = self._saved
+            trainer.load(state)
+            self._say(f"resumed at step {trainer.step} of {self._settings.steps}")
+            return trainer, mark
+        with self._console.status("warming up: supervised training on right answers") as status:
+
+            def show(progress: WarmUp) -> None:
+                status.update(
+                    f"warming up: right with probability {progress.accuracy:.0%} after {progress.steps} steps"
+                )
+
+            warm = await anyio.to_thread.run_sync(lambda: warm_up(model, self._tasks, self._settings, on_progress=show))
+        trainer.first_task = warm.next_position
+        self._say(f"warmed up to {warm.accuracy:.0%} right in {warm.steps} steps, {warm.seconds:.0f} s")
+        return trainer, None
+
+    async def _run(self, trainer: Trainer, engine: TorchEngine, mark: CheckpointMark | None) -> None:
+        async with open_run(
+            self._folder,
+            rules=rules_of(self._settings),
+            source=source_of(self._tasks, trainer.first_task),
+            session=session_of(self._tasks),
+            engine=engine,
+            params=self._settings.sampling(TOKENIZER.eos_id),
+            group_size=self._settings.group_size,
+            weight_version=None if mark is not None else trainer.step,
+            resume_at=mark,
+            seed=self._settings.seed,
+            grace_s=self._settings.grace_s,
+        ) as run:
+            if mark is None:
+                await trainer.save(run)
+            try:
+                with TrainingProgress(run, self._settings.steps, self._console) as progress:
+                    await trainer.train(run, progress.step)
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True):
+                    await trainer.save(run)
+                raise
+            await trainer.save(run)
+
+    async def _accuracy(self, engine: TorchEngine, when: str) -> float:
+        with self._console.status(f"held-out accuracy {when}"):
+            return await held_out_accuracy(engine, self._tasks, self._settings)
+
+    def _end(self, trainer: Trainer, before: float, after: float) -> Summary:
+        points = plot.history(self._folder)
+        picture = self._folder / "reward.png"
+        plot.draw(points, picture)
+        summary = Summary(
+            seed=self._settings.seed,
+            mode=self._settings.mode,
+            steps=trainer.step,
+            held_out_tasks=self._settings.held_out_count,
+            accuracy_before=before,
+            accuracy_after=after,
+            seconds=time.monotonic() - self._began_s,
+        )
+        (self._folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
+        self._say(
+            f"\nheld-out accuracy on {summary.held_out_tasks} tasks: {before:.1%} before GRPO, {after:.1%} after "
+            f"({(after - before) * 100:+.1f} points), {summary.seconds:.0f} s\npicture: {picture}\n\nWhat to type next:"
+        )
+        group = _evicted_group(self._folder)
+        for command in ("show {}", "log {} --limit 20", f"why {{}} {group}", "check {}"):
+            self._say(f"  groupstate {command.format(self._folder)}")
+        return summary
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _evicted_group(folder: Path) -> str:
+    """A group whose life is worth a look: the first that was evicted."""
+    evicted = (r.event.group_id for r in read_log(folder) if isinstance(r.event, GroupEvicted))
+    return next(evicted, "g1")
