@@ -353,6 +353,14 @@ def test_a_watermark_without_a_whole_slot_is_damage_and_says_what_to_do(left):
     assert "move it away" in str(error)
 
 
+def test_the_watermark_of_another_log_is_refused():
+    disk, other = written(), FaultyDisk()
+    asyncio.run(close(make(other, log_id="f" * 32)))
+    disk.replace(HEAD, other.read(HEAD))
+
+    assert refused(disk, CorruptLog).path == HEAD
+
+
 def test_a_log_without_a_watermark_opens_and_gets_a_new_one():
     disk = written()
     disk.remove(HEAD)
@@ -411,7 +419,16 @@ def test_what_was_only_handed_to_the_system_may_be_gone_with_the_machine(monkeyp
     monkeypatch.setattr("groupstate.log.file.boot_id", lambda: "after the restart")
 
     assert opened(left) == ([], 0)
+    assert seqs(read_log(RUN, disk=left)) == []
     assert opened(left) == ([], 0)
+
+
+def test_what_was_flushed_is_lost_also_when_the_machine_has_started_again(monkeypatch):
+    disk = written()
+    disk.replace(FIRST_SEGMENT, disk.read(FIRST_SEGMENT)[:-1])
+    monkeypatch.setattr("groupstate.log.file.boot_id", lambda: "after the restart")
+
+    refused(disk, LostEvents)
 
 
 def test_a_log_that_was_only_handed_over_is_flushed_when_it_is_opened_for_the_machine():

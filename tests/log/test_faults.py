@@ -9,7 +9,7 @@ import pytest
 from groupstate.errors import LogError, LogFailed
 from groupstate.simulate.faults import Fault, FaultyDisk
 
-from .scenes import RUN, check_recovery, close, make, reopen, seqs, story_on, tell, weights
+from .scenes import RUN, check_recovery, close, make, reopen, seqs, story_on, submitted, tell, weights
 
 
 def count_operations() -> int:
@@ -73,6 +73,23 @@ def test_a_failure_while_recovering_can_be_recovered_from():
                 await check_recovery(left.crash(torn_bytes=15), story)
                 if left.operation_count < again:
                     break
+
+    asyncio.run(everything())
+
+
+@pytest.mark.parametrize("chance", [None, random.Random(1)])
+def test_what_a_next_process_adds_survives_a_power_loss_wherever_the_first_one_failed(chance):
+    async def everything():
+        for step in STEPS:
+            # The same disk goes on, with all that was never flushed still in its cache.
+            disk = FaultyDisk(Fault(step, torn_bytes=30))
+            story = await tell(disk)
+            disk.fault = None
+            recovered_count = await check_recovery(disk, story)
+            if story.acknowledged:
+                log = reopen(disk.crash(chance=chance))
+                assert log.last_seq == recovered_count + 1
+                await log.aclose()
 
     asyncio.run(everything())
 
@@ -167,6 +184,19 @@ async def test_a_failed_flush_is_not_tried_again_and_its_events_are_cut_off():
 
     assert len(disk.read(f"{RUN}/log/{1:020d}.seg")) == before
     assert [words for words in disk.operations[-4:] if "flush" in words] == [f"flush {1:020d}.seg"]
+
+
+async def test_a_payload_that_could_not_be_written_is_cut_off():
+    disk = FaultyDisk()
+    log = make(disk)
+    log.post([submitted(1, log.payloads.put(b"first"))])
+    payloads = f"{RUN}/payloads/{1:010d}.pay"
+    before = len(disk.read(payloads))
+    disk.fault = Fault(disk.operation_count + 1, torn_bytes=9)
+    log.post([submitted(2, log.payloads.put(b"second"))])
+    await close(log)
+
+    assert len(disk.read(payloads)) == before
 
 
 @pytest.mark.parametrize("inline", [True, False])

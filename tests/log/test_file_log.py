@@ -12,7 +12,7 @@ from groupstate.log.file import FileLog
 from groupstate.log.frames import HEADER_BYTES, checksum_seed, walk
 from groupstate.log.memory import MemoryLog
 from groupstate.log.reading import read_log
-from groupstate.simulate.faults import FaultyDisk
+from groupstate.simulate.faults import Fault, FaultyDisk
 from groupstate.simulate.loop import run_virtual
 
 from .scenes import FIRST_SEGMENT, LOG_ID, RUN, close, make, reopen, seqs, submitted, weights
@@ -339,6 +339,26 @@ async def test_cancelling_the_close_does_not_stop_it():
 
     assert log.durable_seq == 1
     assert not disk.exists(f"{RUN}/log/lock")
+
+
+async def test_what_was_queued_behind_a_failed_commit_is_not_written():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.stop_next_flush()
+    log.post(weights(1))
+    await reached(disk.at_gate)
+    log.post(weights(2))
+    disk.fault = Fault(disk.operation_count + 1)
+    waiters = [asyncio.ensure_future(log.durable(seq)) for seq in (1, 2, 3)]
+    await asyncio.sleep(0)
+    disk.gate.set()
+    results = await asyncio.gather(*waiters, return_exceptions=True)
+    failed_at = disk.operation_count
+    await log.aclose()
+
+    assert [type(result) for result in results] == [LogFailed] * 3
+    assert not [words for words in disk.operations[failed_at:] if words.startswith(("write", "flush", "rename"))]
+    assert list(read_log(RUN, disk=disk)) == []
 
 
 def test_a_loop_that_closed_while_its_task_waited_does_not_hurt_the_writer():
