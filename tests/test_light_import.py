@@ -1,0 +1,33 @@
+"""`import groupstate` is cheap: what only some users need is imported when they use it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "vllm", "numpy", "click", "rich", "pyarrow", "hypothesis", "pytest", "matplotlib", "reasoning_gym"}
+
+MODULES_MAX = 450
+"""Modules in a process that has imported groupstate. Some 360 today, of which anyio, structlog, attrs and
+msgspec bring 290."""
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}; import json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("module", ["groupstate", "groupstate.sync"])
+def test_importing_groupstate_brings_in_nothing_heavy(module: str) -> None:
+    # structlog imports rich by itself wherever rich is installed.
+    heavy = HEAVY & (modules_after(f"import {module}") - modules_after("import structlog"))
+
+    assert not heavy, f"import {module} must stay light, but it brings in {', '.join(sorted(heavy))}"
+
+
+def test_importing_groupstate_takes_a_bounded_number_of_modules() -> None:
+    count = len(modules_after("import groupstate"))
+
+    assert count <= MODULES_MAX, f"import groupstate takes {count} modules; {MODULES_MAX} are allowed"
