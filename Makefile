@@ -1,0 +1,122 @@
+# Needs Python 3.11 or newer, pip and make (GNU make from 3.81 on, which is what macOS has). Nothing is installed
+# outside the .venv folders.
+
+PYTHON ?=
+TORCH ?= -r requirements/torch.txt
+PYTHONS ?= 3.11 3.12 3.13
+COVERAGE_MIN ?= 0
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+
+SHELL = /bin/sh
+.DEFAULT_GOAL = help
+.DELETE_ON_ERROR:
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_NO_INPUT = 1
+
+QUICK = not long and not crash
+GATED = groupstate/core/*,groupstate/log/*,groupstate/runtime/*
+SOURCES = $(shell find groupstate -name '*.py') groupstate/py.typed pyproject.toml README.md
+PINS = requirements/constraints.txt requirements/run.txt
+
+# What $(1)/bin/pip installs: $(2). Pinned by the requirement files, so nothing is resolved anew.
+install = echo "Installing into $(1)" && $(1)/bin/pip install -qq $(2)
+package = --no-build-isolation --constraint requirements/constraints.txt
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  PYTHON=python3.12     the Python of new environments (default: the best one found)"
+	@echo "  TORCH=torch==2.9.1    another PyTorch than requirements/torch.txt names"
+	@echo "  DEMO_ARGS, BENCH_ARGS, PYTEST_ARGS    passed on"
+
+.PHONY: demo
+demo: .venv-demo/.package ## train the example in an environment of its own
+	@.venv-demo/bin/groupstate demo $(DEMO_ARGS)
+
+.PHONY: check
+check: .venv/.installed ## format, lint and types
+	@.venv/bin/ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ." >&2; exit 1; }
+	@.venv/bin/ruff check --quiet .
+	@.venv/bin/mypy
+
+.PHONY: test
+test: check ## check, then the tests with the coverage gate
+	@.venv/bin/coverage erase
+	@.venv/bin/coverage run -m pytest --no-header -m '$(QUICK)' $(PYTEST_ARGS)
+	@echo
+	@echo "Branches of core, log and runtime that no test takes (COVERAGE_MIN=$(COVERAGE_MIN)):"
+	@.venv/bin/coverage report --include='$(GATED)' --skip-covered --show-missing --fail-under=$(COVERAGE_MIN)
+
+.PHONY: test-pythons
+test-pythons: $(PYTHONS:%=test-python-%) ## the tests that need no torch, on each other Python that is installed
+
+.PHONY: $(PYTHONS:%=test-python-%)
+$(PYTHONS:%=test-python-%): test-python-%:
+	@if [ -x .venv/bin/python$* ]; then \
+		echo "Python $* is what 'make test' runs on: skipped here."; \
+	elif ! tools/find-python $* >/dev/null; then \
+		echo "Python $* isn't installed here: skipped."; \
+	else \
+		$(MAKE) --no-print-directory .venv-$*/.installed && \
+		echo "Testing on Python $*" && \
+		.venv-$*/bin/python -m pytest --no-header -m '$(QUICK)' $(PYTEST_ARGS); \
+	fi
+
+.PHONY: test-long
+test-long: .venv/.installed ## the tests marked long, with more examples
+	@.venv/bin/python -m pytest --no-header -m long --hypothesis-profile=long --timeout=3600 $(PYTEST_ARGS)
+
+.PHONY: test-crash
+test-crash: .venv/.installed ## the tests that kill real processes
+	@.venv/bin/python -m pytest --no-header -m crash --timeout=1800 $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: .venv/.installed ## measure, and print how
+	@.venv/bin/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: docs
+docs: .venv/.installed ## write the parts of docs/ that come from the code
+	@.venv/bin/python -m tools.phase_diagram
+
+.PHONY: clean
+clean: ## remove environments, caches and build products
+	@rm -rf .venv .venv-* .cache .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment's stamp is older than what it was made from: pip runs again. It has little to do then.
+
+.venv/.installed: $(PINS) requirements/test.txt requirements/dev.txt requirements/torch.txt requirements/no-deps.txt \
+		pyproject.toml .cache/torch
+	@tools/make-venv .venv $(PYTHON)
+	@$(call install,.venv,$(TORCH) -r requirements/dev.txt)
+	@.venv/bin/pip install -qq --no-deps -r requirements/no-deps.txt
+	@.venv/bin/pip install -qq $(package) --editable .
+	@touch $@
+
+.venv-demo/.installed: $(PINS) requirements/demo.txt requirements/torch.txt requirements/no-deps.txt .cache/torch
+	@tools/make-venv .venv-demo $(PYTHON)
+	@$(call install,.venv-demo,$(TORCH) -r requirements/demo.txt)
+	@.venv-demo/bin/pip install -qq --no-deps -r requirements/no-deps.txt
+	@touch $@
+
+.venv-demo/.package: .venv-demo/.installed $(SOURCES)
+	@.venv-demo/bin/pip install -qq $(package) .
+	@touch $@
+
+.venv-%/.installed: $(PINS) requirements/test.txt pyproject.toml
+	@tools/make-venv .venv-$* "$$(tools/find-python $*)"
+	@$(call install,.venv-$*,-r requirements/test.txt)
+	@.venv-$*/bin/pip install -qq $(package) --editable .
+	@touch $@
+
+# Changes only when another torch is asked for.
+.cache/torch: FORCE
+	@mkdir -p .cache
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
+
+.PHONY: FORCE
+FORCE:
