@@ -73,11 +73,14 @@ class _Tracked:
     """The event that ended it, evicted it or put it into a batch: the last one of these."""
     batch: int = 0
     sampled_lag: int = 0
+    kept_lag: int | None = None
+    """The lag of the batch that it came back from."""
 
     def begin(self, attempts: list[int]) -> None:
         self.attempts = attempts
         self.outcomes = [""] * self.size
         self.rows = 0
+        self.kept_lag = None
         self.first_version = self.oldest_version = self.newest_version = None
 
     @property
@@ -249,7 +252,7 @@ class Checker:
         return self._counts[partition, Phase.PENDING] + self._counts[partition, Phase.RUNNING]
 
     def _lag(self, group: _Tracked) -> int:
-        return max(0, self._version - group.aged_from)
+        return max(0, self._version - group.aged_from) if group.kept_lag is None else group.kept_lag
 
     def _window(self, partition: ev.Partition) -> Counter[str]:
         return self._windows.setdefault(partition, Counter())
@@ -277,7 +280,6 @@ class Checker:
         while self._commits and self._commits[-1][0] > event.mark_seq:
             _, batch = self._commits.pop()
             for group in self._of_batch(batch, Phase.COMMITTED):
-                group.aged_from = min(group.aged_from, self._version)
                 self._bring_back(group)
 
     # Groups ------------------------------------------------------------------------------------------
@@ -602,7 +604,7 @@ class Checker:
     def _bring_back(self, group: _Tracked) -> None:
         """Sampleable again, with the lag that it was sampled with."""
         self._lift(group)
-        group.aged_from = max(group.aged_from, self._version - group.sampled_lag)
+        group.kept_lag = group.sampled_lag
         group.batch, group.left_seq = 0, self._seq
         self._place(group, group.ending)
 

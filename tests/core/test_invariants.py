@@ -144,7 +144,7 @@ def test_a_recovered_and_rewound_log_has_nothing_wrong() -> None:
         sample(1, "a"), ev.CheckpointMarked(1, 0, 1), ev.BatchCommitted(1),
         ev.WeightsPublished(3), sample(2, "b", lags=(3,)), ev.BatchCommitted(2), submit("late", stamp=3),
         ev.RunRecovered({}, RULES_VERSION, 0, 2), ev.RunRewound(1, 18, 0, 2), ev.GroupRequeued("c", "recovery"),
-        ev.WeightsPublished(1, 2), sample(3, "a", "b", lags=(1, 1)), ev.BatchReturned(3),
+        ev.WeightsPublished(1, 2), sample(3, "a", "b", lags=(0, 3)), ev.BatchReturned(3),
         start("c", 0, 2), ev.ResultFenced("c", 0, 1, "finished", "attempt"), finish("c", 0, 2), done("c"),
         sample(4, "c", lags=(1,)), ev.BatchCommitted(4), ev.ResultFenced("c", 0, 2, "finished", "gone"),
         ev.RunClosed(),

@@ -188,8 +188,8 @@ def test_a_run_that_was_opened_again_and_went_back_to_a_mark() -> None:
         ev.RunRecovered(Rules().to_dict(), RULES_VERSION, 0, 2), ev.RunRewound(1, 2, 0, 2), ev.GroupRequeued("b"),
     )  # fmt: skip
 
-    assert last(records) == "the run went back to mark 1, which undoes the commit: finished again, lag 0"
-    assert story(records, "a").now == "finished and sampleable, lag 0"
+    assert last(records) == "the run went back to mark 1, which undoes the commit: finished again, lag 2"
+    assert story(records, "a").now == "finished and sampleable, lag 2"
     assert texts(story(records, "b"))[2:] == [
         "the run was opened again at version 0, lineage 2",
         "the run went back to mark 1, version 0: its lag is 0",
