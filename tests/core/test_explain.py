@@ -1,0 +1,161 @@
+"""What a waiting sample() waits for: as a value, and as a text that names who could help."""
+
+from typing import Any
+
+import pytest
+
+from groupstate.core.explain import IN_FLIGHT_SHOWN_MAX, Explanation, GroupInFlight, explain
+from groupstate.core.rules import Rules
+from groupstate.testing.notation import Story, play
+
+SYNC = Rules(mode="sync", batch_size=1, filter_metric="acc")
+
+
+def explained(story: Story, **changes: Any) -> Explanation:
+    options: dict[str, Any] = {"now_ns": story.now_ns, "has_source": True, "dispatches": True}
+    rules = changes.pop("rules", story.rules)
+    return explain(story.book, rules, **(options | changes))
+
+
+def test_with_nobody_waiting_there_is_nothing_to_explain() -> None:
+    found = explained(play("submit a/1"))
+
+    assert (found.needed, found.blocked_by, found.unblocked_by, found.in_flight_count) == (0, "", (), 1)
+    assert str(found).splitlines()[0] == "no sample() waits in partition 'train'"
+
+
+def test_what_can_be_served_says_so() -> None:
+    # The controller would have served it at once; between two records it is still a state of the book.
+    story = play("sample 1", "submit a/1", "start a", "finish a acc=1")
+    found = explained(story)
+
+    assert (found.needed, found.sampleable, found.blocked_by, found.unblocked_by) == (1, 1, "", ())
+    assert str(found) == ("sample(1) in partition 'train' can be served\nsampleable 1, in flight 0, refills owed 0")
+
+
+def test_groups_in_flight_are_shown_with_their_ages_and_sessions() -> None:
+    story = play(
+        "submit a/3", "wait 10", "start a.0", "start a.1", "finish a.0 acc=1", "publish 2", "wait 5", "sample 1"
+    )
+    found = explained(story)
+
+    assert found.in_flight == (
+        GroupInFlight("a", "running", lag=2, age_s=15.0, quiet_s=5.0, open_sessions=(1,), waiting_sessions=(2,)),
+    )
+    assert found.in_flight_count == 1
+    assert str(found).splitlines() == [
+        "sample(1) in partition 'train' waits: 0 of 1 groups are sampleable",
+        "sampleable 0, in flight 1, refills owed 0",
+        "  'a' is running, lag 2, submitted 15.0 s ago, quiet for 5.0 s, sessions open [1], to begin [2]",
+        "to go on: the rollout's sessions must end; run.cancel(group) gives one up",
+    ]
+
+
+def test_a_clock_that_went_back_makes_no_negative_ages() -> None:
+    story = play("submit a/1", "sample 1")
+    (group,) = explained(story, now_ns=0).in_flight
+
+    assert (group.age_s, group.quiet_s) == (0.0, 0.0)
+
+
+def test_pending_and_running_groups_come_in_the_order_of_submission() -> None:
+    story = play("submit a/1", "submit b/1", "submit c/1", "submit v/1 partition=val", "start a", "start c", "sample 1")
+
+    assert [(group.group_id, group.phase) for group in explained(story).in_flight] == [
+        ("a", "running"),
+        ("b", "pending"),
+        ("c", "running"),
+    ]
+
+
+@pytest.mark.parametrize(("count", "more"), [(IN_FLIGHT_SHOWN_MAX, 0), (IN_FLIGHT_SHOWN_MAX + 3, 3)])
+def test_of_many_groups_the_oldest_are_shown_and_the_rest_is_a_number(count: int, more: int) -> None:
+    found = explained(play(*(f"submit g{i}/1" for i in range(count)), "sample 1"))
+
+    assert found.in_flight_count == count
+    assert [group.group_id for group in found.in_flight] == [f"g{i}" for i in range(IN_FLIGHT_SHOWN_MAX)]
+    assert (f"  and {more} more in flight" in str(found)) is (more > 0)
+
+
+def test_the_oldest_waiter_is_the_one_that_is_explained() -> None:
+    assert explained(play("sample 3", "sample 1")).needed == 3
+
+
+@pytest.mark.parametrize(
+    ("dispatches", "who"), [(True, "the rollout's sessions"), (False, "the code that dispatches sessions")]
+)
+def test_who_must_end_the_sessions_is_named(dispatches: bool, who: str) -> None:
+    found = explained(play("submit a/1", "sample 1"), dispatches=dispatches)
+
+    assert found.unblocked_by == (f"{who} must end; run.cancel(group) gives one up",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "partition", "has_source", "way"),
+    [
+        ([], "train", True, "the source must supply 3 more prompts"),
+        ([], "train", False, "only a submit can supply the missing 3 groups: run.submit(...)"),
+        ([], "val", True, "only a submit can supply the missing 3 groups: run.submit(...)"),
+        (["exhausted"], "val", True, "only a submit can supply the missing 3 groups: run.submit(...)"),
+        (["exhausted"], "train", True, "the source is exhausted: 3 groups too few, sample a smaller batch"),
+    ],
+)
+def test_who_could_supply_what_is_missing_is_named(
+    lines: list[str], partition: str, has_source: bool, way: str
+) -> None:
+    story = play(*lines, f"sample 3 partition={partition}")
+    found = explained(story, partition=partition, has_source=has_source)
+
+    assert found.unblocked_by == (way,)
+    assert str(found).endswith(f"to go on: {way}")
+
+
+def test_what_is_in_flight_and_sampleable_is_not_missing() -> None:
+    story = play("submit a/1", "submit b/1", "start a", "finish a acc=1", "sample 4")
+
+    assert explained(story).unblocked_by == (
+        "the rollout's sessions must end; run.cancel(group) gives one up",
+        "the source must supply 2 more prompts",
+    )
+
+
+def test_a_group_at_the_lag_bound_is_named_with_what_must_happen() -> None:
+    rules = Rules(on_stale="wait", lag_max=1, batch_size=1)
+    story = play("submit old/1", "submit new/1", "start new", "finish new acc=1", "publish 1", "sample 1", rules=rules)
+    found = explained(story)
+
+    assert found.blocked_by == "group 'old' in flight has lag 1, the bound is 1"
+    assert found.unblocked_by == (
+        "the rollout's sessions must end; run.cancel(group) gives one up",
+        "the group at the lag bound must end before anything is sampled (on_stale='wait')",
+    )
+
+
+def test_the_bound_of_training_holds_no_validation() -> None:
+    rules = Rules(on_stale="wait", lag_max=1, batch_size=1)
+    story = play("submit old/1", "publish 1", "sample 1", "sample 1 partition=val", rules=rules)
+
+    assert explained(story, partition="val").unblocked_by == (
+        "only a submit can supply the missing 1 groups: run.submit(...)",
+    )
+
+
+def test_a_drain_is_explained() -> None:
+    story = play("submit a/2", "submit b/1", "start a", "finish a.0 acc=0", "finish a.1 acc=1", "sample 1", rules=SYNC)
+
+    assert explained(story).blocked_by == "1 groups in flight are being drained"
+
+
+def test_credit_and_exhaustion_are_shown() -> None:
+    story = play("submit a/1", "start a", "fail a", "evict a empty credit=2", "exhausted", "sample 1")
+    found = explained(story)
+
+    assert (found.refills_owed, found.source_exhausted) == (2, True)
+    assert str(found).splitlines()[1] == "sampleable 0, in flight 0, refills owed 2, source exhausted"
+
+
+def test_explaining_is_about_one_partition() -> None:
+    story = play("submit v/1 partition=val", "sample 1 partition=val")
+
+    assert explained(story).needed == 0
+    assert explained(story, partition="val").in_flight_count == 1
