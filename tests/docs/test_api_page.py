@@ -1,0 +1,42 @@
+"""`docs/api.md` names everything that is public, and every error, once."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import groupstate
+from groupstate import errors
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+ERRORS = [name for name, value in vars(errors).items() if inspect.isclass(value)
+          and issubclass(value, errors.GroupstateError)]  # fmt: skip
+
+
+def test_the_table_names_what_is_public_and_nothing_else():
+    table = PAGE.partition("## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ", table, re.MULTILINE)
+
+    assert sorted(rows) == sorted(groupstate.__all__)
+
+
+def test_each_row_is_one_sentence():
+    table = PAGE.partition("## ")[0]
+
+    for name, text in re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE):
+        assert re.fullmatch(r"[A-Z][^.]*(\.\w[^.]*)*\.", re.sub(r"\(\w+[-\w]*\.md\)", "", text)), name
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_each_error_is_in_its_table(name):
+    section = PAGE.partition("## Errors")[2].partition("## Other")[0]
+
+    assert f"`{name}`" in section
+
+
+@pytest.mark.parametrize("name", [n for n in vars(groupstate.Run) if not n.startswith("_")])
+def test_each_method_that_users_call_is_named(name):
+    inner = {"in_loop", "hurry", "raise_untold", "run_rollout"}
+
+    assert name in inner or f"run.{name}" in PAGE
