@@ -10,6 +10,7 @@ import click
 
 from groupstate.cli.doing import demo, scenario
 from groupstate.cli.looking import check, log, show, why
+from groupstate.cli_run import run
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 
@@ -18,6 +19,7 @@ Exit codes:
   0  done; `check`: nothing is wrong; `scenario`: all expectations hold
   1  `check`: something is wrong; `scenario`: an expectation doesn't hold
   2  it can't be done: a bad option, a path that is no run, a damaged log, an unknown group
+`run` has more of them, see its own help.
 """
 
 
@@ -54,6 +56,5 @@ def main() -> None:
     """
 
 
-for command in (log, show, why, check, scenario, demo):
+for command in (run, log, show, why, check, scenario, demo):
     main.add_command(command)
-# Commands of other modules (such as `run`) are added here, by the same call.

@@ -471,7 +471,7 @@ def test_rules_without_a_bound_evict_nothing_as_stale() -> None:
 def test_nothing_is_sampled_while_a_group_in_flight_is_at_the_bound() -> None:
     busy: list[ev.AnyEvent] = [
         submit("v", val=True),
-        whole("a"),
+        *whole("a"),
         submit("new", stamp=1),
         submit("slow"),
         ev.WeightsPublished(1),
