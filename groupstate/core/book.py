@@ -95,7 +95,7 @@ class _Shelf:
         self.ready: SortedList[OrderKey] = SortedList()
         """In the order of sampling: by the version that the basis names."""
         self.aging: SortedList[OrderKey] = SortedList()
-        """The same groups by the version that their lag is counted from: who turns stale first."""
+        """Those of them whose lag grows, by the version that it is counted from: who turns stale first."""
         self.in_flight: SortedList[OrderKey] = SortedList()
 
 
@@ -148,7 +148,12 @@ class Book:
         return found
 
     def lag(self, group: Group) -> int:
-        """Weight versions between what the group counts from and the current one; 0 if it is newer."""
+        """Weight versions between what the group counts from and the current one; 0 if it is newer.
+
+        A group whose batch came back keeps the lag it was sampled with: a resumed trainer is where it was
+        then, and takes the same groups in the same order."""
+        if group.kept_lag is not None:
+            return group.kept_lag
         return max(0, self.weight_version - group.aged_from)
 
     def count(self, *phases: Phase, partition: ev.Partition | None = None) -> int:
@@ -171,7 +176,7 @@ class Book:
         return (self.groups[key[2]] for key in self._shelf(partition).ready)
 
     def by_age(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Group]:
-        """The same groups by lag, highest first."""
+        """Those of them whose lag grows with the current version, highest lag first."""
         return (self.groups[key[2]] for key in self._shelf(partition).aging)
 
     def oldest_in_flight(self, partition: ev.Partition = ev.TRAIN) -> Group | None:
@@ -312,7 +317,8 @@ class Book:
             shelf.in_flight.add(_age_key(group))
         elif group.phase in TERMINAL and _has_rows(group):
             shelf.ready.add(_order_key(group))
-            shelf.aging.add(_age_key(group))
+            if group.kept_lag is None:
+                shelf.aging.add(_age_key(group))
 
     def _unindex(self, shelf: _Shelf, group: Group) -> None:
         del shelf.phases[group.phase][group.group_id]
@@ -320,7 +326,8 @@ class Book:
             shelf.in_flight.remove(_age_key(group))
         elif group.phase in TERMINAL and _has_rows(group):
             shelf.ready.remove(_order_key(group))
-            shelf.aging.remove(_age_key(group))
+            if group.kept_lag is None:
+                shelf.aging.remove(_age_key(group))
 
     def _leave(self, group: Group, phase: Phase) -> None:
         self._unindex(self._shelf(group.partition), group)
@@ -432,10 +439,9 @@ class Book:
             self._put(group, self._back(group, evolve(group, event, seq, at_ns)))
         self.totals["batches_returned"] += 1
 
-    def _back(self, before: Group, after: Group) -> Group:
-        """A group that comes back keeps the lag it was sampled with, so it isn't stale before it is back."""
-        aged_from = max(after.aged_from, self.weight_version - before.sampled_lag)
-        return replace(after, aged_from=aged_from, batch=0, sampled_lag=0)
+    @staticmethod
+    def _back(before: Group, after: Group) -> Group:
+        return replace(after, kept_lag=before.sampled_lag, batch=0, sampled_lag=0)
 
     def _committed(self, event: ev.BatchCommitted, seq: int, at_ns: int) -> None:
         batch = _check_batch(self, event, "commit")
@@ -502,7 +508,6 @@ class Book:
         self._committed_at = deque((at, g) for at, g in self._committed_at if at <= event.mark_seq)
         for group_id in undone:
             before = self.aside.pop(group_id)
-            before = replace(before, aged_from=min(before.aged_from, event.weight_version))
             after = self._back(before, evolve(before, event, seq, at_ns))
             self.departed.pop(group_id, None)
             self.groups[group_id] = after

@@ -48,8 +48,8 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     version: int
     """Weight version that the rules' basis names (the stamp, for `dispatch`): the order of sampling."""
     aged_from: int
-    """Weight version that the lag is counted from: `version`, unless the group came back from a batch or an
-    abandoned line of weights."""
+    """Weight version that the lag is counted from: `version`, or that of the mark, for work of a line of
+    weights that was abandoned."""
     submitted_seq: int
     submitted_at_ns: int
     cause: ev.Cause
@@ -72,6 +72,8 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     requeue_count: int = 0
     batch: int = 0
     sampled_lag: int = 0
+    kept_lag: int | None = None
+    """The lag that the group was sampled with, once its batch came back: it is sampled again with the same."""
     last_seq: int = 0
     last_at_ns: int = 0
 
@@ -235,6 +237,7 @@ def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Gr
         cancelled=False,
         version=group.stamp,
         aged_from=group.stamp,
+        kept_lag=None,
         requeue_count=group.requeue_count + 1,
     )
 

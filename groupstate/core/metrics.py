@@ -45,7 +45,9 @@ def batch_metrics(
         found[f"sessions/failed/{kind}"] = float(count)
     found.update(_spread("off_policy/evicted_samples_staleness", [lag + 1 for lag in window.stale_lags]))
     found.update(_spread("off_policy/group_staleness", [lag + 1 for lag in lags]))
-    found["off_policy/newer_than_trainer"] = float(sum(group.aged_from > weight_version for group in groups))
+    found["off_policy/newer_than_trainer"] = float(
+        sum(group.aged_from > weight_version for group in groups if group.kept_lag is None)
+    )
     rows = [row for group in groups for session in group.sessions for row in session.trajectories]
     widths = [1 + max(s.weight_version for s in row.spans) - min(s.weight_version for s in row.spans)
               for row in rows if row.spans]  # fmt: skip
