@@ -78,14 +78,15 @@ class TorchEngine:
         device: str = "cpu",
         weight_version: int = 0,
         seed: int = 0,
-        threads: int | None = None,
+        threads: int | None = 1,
     ) -> None:
         """
         Args:
             model: Copied, so that a trainer may go on changing its own; a config gives fresh weights.
             slots_max: Requests that generate at once; the others wait in order of arrival.
             seed: Of fresh weights, and of the draws of requests that have no seed of their own.
-            threads: CPU threads of the worker's arithmetic; None leaves torch's own number.
+            threads: CPU threads of the worker's arithmetic. More than one waits for the slowest at every operation,
+                which a small model feels on a busy machine; None leaves torch's own number.
         """
         if slots_max < 1:
             raise EngineError(f"slots_max is {slots_max}; it must be at least 1")

@@ -12,7 +12,7 @@ from groupstate.engines.port import Engine, Generation, Request, SamplingParams
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.engines.torch import TorchEngine
 from groupstate.engines.transformer import Transformer, TransformerConfig
-from groupstate.errors import EngineError
+from groupstate.errors import EngineDied, EngineError
 
 CONFIG = TransformerConfig(vocabulary_size=16, context=2000, width=8, layers=1, heads=2)
 LONG = 1500
@@ -81,6 +81,13 @@ def ask(prompt_ids: tuple[int, ...] = (1, 5, 7), **params: Any) -> Request:
     return Request(prompt_ids, SamplingParams(**{"max_tokens": 4, **params}))
 
 
+async def wait_first_token(engine: Any, request: Request) -> None:
+    with anyio.fail_after(10):
+        # The port has no stream of tokens to wait on.
+        while request.id not in engine._rows or not engine._rows[request.id].token_ids:  # noqa: ASYNC110
+            await anyio.sleep(0.0005)
+
+
 def check(generation: Generation) -> None:
     """What holds for every generation."""
     assert len(generation.log_probs) == len(generation.token_ids)
@@ -130,7 +137,7 @@ async def test_requests_of_different_lengths_join_and_leave_the_running_batch(ma
 async def test_an_aborted_request_keeps_its_tokens(make: Make) -> None:
     engine, request = make(), ask(max_tokens=LONG)
     under_way = asyncio.create_task(engine.generate(request))
-    await anyio.sleep(0.05)
+    await wait_first_token(engine, request)
     engine.abort(request)
 
     generation = await under_way
@@ -215,8 +222,10 @@ async def test_a_paused_engine_takes_weights_and_aborts(make: Make, kind: Kind) 
 async def test_weights_published_with_requests_in_flight_keep_the_tokens_so_far(make: Make, kind: Kind) -> None:
     engine = make(weight_version=4)
     async with asyncio.TaskGroup() as tasks:
-        under_way = [tasks.create_task(engine.generate(ask(max_tokens=LONG))) for _ in range(3)]
-        await anyio.sleep(0.05)
+        requests = [ask(max_tokens=LONG) for _ in range(3)]
+        under_way = [tasks.create_task(engine.generate(request)) for request in requests]
+        for request in requests:
+            await wait_first_token(engine, request)
         await engine.publish_weights(kind.weights(), 5)
 
     for task in under_way:
@@ -298,10 +307,10 @@ async def test_an_engine_that_dies_fails_everything_at_once_and_for_good(make: M
         kind.kill(engine)
 
     for task in under_way:
-        assert isinstance(task.result(), EngineError)
+        assert isinstance(task.result(), EngineDied)
         assert "boom" in str(task.result())
     for attempt in (engine.generate(ask()), engine.publish_weights(kind.weights(), 1), engine.pause()):
-        with pytest.raises(EngineError, match="boom"):
+        with pytest.raises(EngineDied, match="boom"):
             await attempt
     assert engine.in_flight_count == 0
 
@@ -320,6 +329,6 @@ async def test_closing_fails_requests_under_way_and_may_be_done_twice(make: Make
     await engine.aclose()
     await engine.aclose()
 
-    assert isinstance(await under_way, EngineError)
-    with pytest.raises(EngineError, match="closed"):
+    assert isinstance(await under_way, EngineDied)
+    with pytest.raises(EngineDied, match="closed"):
         await engine.generate(ask())

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from groupstate.engines.torch import TorchEngine
 from groupstate.engines.transformer import Transformer, TransformerConfig, token_log_probs
 from groupstate.errors import BadInput, BadSettings, EngineError
 
-CONFIG = TransformerConfig(vocabulary_size=20, context=200, width=32, layers=2, heads=4)
+CONFIG = TransformerConfig(vocabulary_size=20, context=1000, width=32, layers=2, heads=4)
 
 
 def model(seed: int = 0) -> Transformer:
@@ -75,10 +76,14 @@ async def test_greedy_answers_equal_those_without_a_cache(engine: TorchEngine) -
 
 
 async def test_tokens_after_a_publication_come_from_the_new_weights_alone(engine: TorchEngine) -> None:
+    new_weights = model(seed=9).state_dict()
+    requests = [ask([1, number], max_tokens=900) for number in range(3, 8)]
     async with asyncio.TaskGroup() as tasks:
-        under_way = [tasks.create_task(engine.generate(ask([1, number], max_tokens=150))) for number in range(3, 8)]
-        await anyio.sleep(0.03)
-        await engine.publish_weights(model(seed=9).state_dict(), 1)
+        under_way = [tasks.create_task(engine.generate(request)) for request in requests]
+        await anyio.lowlevel.checkpoint()
+        while not all(row.token_ids for row in engine._rows.values()):  # noqa: ASYNC110
+            await anyio.sleep(0.0005)
+        await engine.publish_weights(new_weights, 1)
 
     for number, task in zip(range(3, 8), under_way, strict=True):
         _check_spans([1, number], task.result(), {0: model(), 1: model(seed=9)})
