@@ -4,6 +4,7 @@ Rule 1: a record that could not be read back is refused when it is posted, not w
 Rule 2: an event kind that isn't known is an error: skipping it would replay to another state.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -84,10 +85,12 @@ def schema() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def schema_json() -> bytes:
     return json.dumps(schema(), indent=2).encode() + b"\n"
 
 
+@functools.cache
 def fingerprint() -> int:
     """Tells schemas apart. Only for people and the file's name: what can be read is decided tag by tag."""
     return int.from_bytes(hashlib.sha256(schema_json()).digest()[:8], "big")

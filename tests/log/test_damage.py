@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import struct
+import zlib
 
 import pytest
 
@@ -62,10 +64,11 @@ def frame_stops(data):
 
 
 def test_a_log_cut_anywhere_keeps_whole_posts_only():
-    whole = written().read(FIRST_SEGMENT)
+    intact = written()
+    whole = intact.read(FIRST_SEGMENT)
     stops = frame_stops(whole)
     for length in range(len(whole)):
-        disk = written()
+        disk = intact.copy()
         disk.remove(HEAD)
         disk.replace(FIRST_SEGMENT, whole[:length])
         numbers, torn_bytes = opened(disk)
@@ -77,10 +80,11 @@ def test_a_log_cut_anywhere_keeps_whole_posts_only():
 
 
 def test_a_log_cut_below_its_watermark_has_lost_events():
-    whole = written().read(FIRST_SEGMENT)
+    intact = written()
+    whole = intact.read(FIRST_SEGMENT)
     stops = frame_stops(whole)
     for length in range(len(whole)):
-        disk = written()
+        disk = intact.copy()
         disk.replace(FIRST_SEGMENT, whole[:length])
         error = refused(disk, LostEvents)
 
@@ -199,6 +203,15 @@ def test_a_frame_of_another_log_is_torn_and_not_taken():
     disk.replace(FIRST_SEGMENT, disk.read(FIRST_SEGMENT) + foreign)
 
     assert opened(disk) == ([1, 2, 3, 4, 5, 6], len(foreign))
+
+
+def test_a_frame_without_records_is_no_frame():
+    checked = struct.pack("<IQ", 0, 7) + b"\x90"
+    empty = frames.FRAME_MAGIC + struct.pack("<II", 1, zlib.crc32(checked, SEED)) + checked
+    disk = written()
+    disk.replace(FIRST_SEGMENT, disk.read(FIRST_SEGMENT) + empty)
+
+    assert opened(disk) == ([1, 2, 3, 4, 5, 6], len(empty))
 
 
 def test_a_frame_that_holds_other_numbers_than_it_says_is_damage():
@@ -334,8 +347,9 @@ def test_files_with_other_names_are_left_alone():
 
 
 def test_a_torn_watermark_leaves_the_one_before():
+    intact = written()
     for cut in range(64):
-        disk = written()
+        disk = intact.copy()
         damaged = bytearray(disk.read(HEAD))
         damaged[cut] ^= 0x55
         disk.replace(HEAD, bytes(damaged))

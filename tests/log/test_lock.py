@@ -198,18 +198,6 @@ def test_a_dead_holder_on_this_machine_is_replaced(fields):
     assert not disk.exists(LOCK)
 
 
-def test_a_holder_of_another_user_is_alive():
-    disk = locked_by(pid=1, started=lock_module.this_process().started)
-    if lock_module.is_alive(lock_module.ProcessId(1, "", *_here())):
-        pytest.skip("process 1 can't be told apart here")
-    asyncio.run(close(reopen(disk)))
-
-
-def _here():
-    own = lock_module.this_process()
-    return own.host, own.boot
-
-
 def test_a_holder_on_another_machine_is_replaced_only_on_demand():
     disk = locked_by(host="elsewhere")
     with pytest.raises(LogInUse, match=r"on host elsewhere; its lock was last renewed \d+ s ago.*take_over=True"):

@@ -144,6 +144,25 @@ async def test_a_payload_that_was_freed_before_it_was_written_is_written_all_the
     await log.aclose()
 
 
+async def test_freeing_twice_before_the_writer_comes_to_it_is_freeing_once():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    refs = put_each(log, b"a", b"b")
+    await log.durable(2)
+    disk.stop_next_flush()
+    log.post(weights(3))
+    await reached(disk.at_gate)
+    log.payloads.free(refs[:1])
+    log.payloads.free(refs[:1])
+    assert log.payloads.keep_only({refs[1].key}) == 0
+    disk.gate.set()
+    log.post(weights(4))
+    await log.durable(4)
+
+    assert log.payloads.get(refs[1]) == b"b"
+    await log.aclose()
+
+
 async def test_a_file_goes_only_after_what_was_posted_before_is_durable():
     disk = GatedDisk()
     log = make(disk, inline=False, payload_file_bytes=100)
@@ -222,6 +241,8 @@ def test_a_file_cut_anywhere_keeps_the_payloads_before_the_cut():
         kept = max(0, length - FILE_HEADER_BYTES) // step
 
         assert readable(damaged, refs) == "abc"[:kept] + "-" * (3 - kept)
+        if length >= FILE_HEADER_BYTES:
+            assert len(damaged.read(pay(1))) == FILE_HEADER_BYTES + kept * step
 
 
 def test_a_flipped_bit_costs_one_payload_and_never_changes_one():
