@@ -1,0 +1,1 @@
+"""Measurements of what a run costs: `python -m benchmarks`."""

@@ -1,0 +1,67 @@
+"""`python -m benchmarks [--quick] [--dir DIR] [record] [latency] [sample]`.
+
+Exits 1 if a bound isn't met. `--quick` runs tiny sizes, to see that everything still runs: its numbers say nothing.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from benchmarks import latency, record, sample
+from benchmarks.measure import Result, hardware
+
+Benchmarks = dict[str, list[Callable[[], Awaitable[Result]]]]
+
+
+def full(folder: Path) -> Benchmarks:
+    return {
+        "record": [record.measure],
+        "latency": [latency.measure_memory, lambda: latency.measure_file(folder)],
+        "sample": [sample.measure],
+    }
+
+
+def quick(folder: Path) -> Benchmarks:
+    return {
+        "record": [lambda: record.measure(small=10, large=40, lives=3, repetitions=3)],
+        "latency": [
+            lambda: latency.measure_memory(repetitions=3),
+            lambda: latency.measure_file(folder, repetitions=3),
+        ],
+        "sample": [lambda: sample.measure(small=10, large=40, batch_size=4, repetitions=3)],
+    }
+
+
+async def measured(benchmarks: Benchmarks, names: Sequence[str]) -> list[Result]:
+    results = []
+    for name in names or benchmarks:
+        for benchmark in benchmarks[name]:
+            results.append(await benchmark())
+            print(results[-1], end="\n\n", flush=True)
+    return results
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what a run costs.")
+    parser.add_argument("names", nargs="*", metavar="record|latency|sample", help="which ones; without any, all")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; the numbers say nothing")
+    parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where files are written and flushed")
+    options = parser.parse_args(arguments)
+    benchmarks = (quick if options.quick else full)(options.dir)
+    if unknown := [name for name in options.names if name not in benchmarks]:
+        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(benchmarks)}")
+    print(hardware(options.dir))
+    print(f"load of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}\n")
+    results = asyncio.run(measured(benchmarks, options.names))
+    missed = [result.name for result in results if not result.met]
+    if missed and not options.quick:
+        print(f"not met: {'; '.join(missed)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

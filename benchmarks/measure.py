@@ -1,0 +1,129 @@
+"""Repeating, comparing and printing.
+
+Rule 1: variants are measured in turn, one repetition each, so that whatever else the machine does hits both.
+Rule 2: a number comes with its spread and the machine it was measured on.
+"""
+
+import contextlib
+import gc
+import os
+import platform
+import statistics
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+Measurement = Callable[[], Awaitable[float]]
+"""One repetition; gives seconds."""
+
+
+@attrs.frozen
+class Spread:
+    """Repetitions of one thing, in seconds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def __str__(self) -> str:
+        low, high = min(self.values), max(self.values)
+        return f"median {_time(self.median)} ({_time(low)} to {_time(high)}, {len(self.values)} repetitions)"
+
+
+@attrs.frozen
+class Result:
+    """What a benchmark found."""
+
+    name: str
+    spreads: Mapping[str, Spread]
+    figure: float
+    """What the bound is about."""
+    bound: float
+    unit: str
+    """Of both; `seconds` are shown in a readable scale."""
+    notes: Sequence[str] = ()
+
+    @property
+    def met(self) -> bool:
+        return self.figure <= self.bound
+
+    def __str__(self) -> str:
+        width = max(map(len, self.spreads))
+        lines = [self.name]
+        lines += [f"  {name:<{width}}  {spread}" for name, spread in self.spreads.items()]
+        lines += [f"  {note}" for note in self.notes]
+        lines.append(
+            f"  {self._shown(self.figure)}, bound {self._shown(self.bound)}: {'met' if self.met else 'NOT MET'}"
+        )
+        return "\n".join(lines)
+
+    def _shown(self, value: float) -> str:
+        return _time(value) if self.unit == "seconds" else f"{value:.3g} {self.unit}"
+
+
+async def interleaved(variants: Mapping[str, Measurement], repetitions: int) -> dict[str, Spread]:
+    """Measure the variants in turn; the order alternates, so that neither always comes after the other."""
+    values: dict[str, list[float]] = {name: [] for name in variants}
+    for repetition in range(repetitions):
+        names = list(variants)
+        for name in names if repetition % 2 == 0 else reversed(names):
+            values[name].append(await variants[name]())
+    return {name: Spread(tuple(found)) for name, found in values.items()}
+
+
+def ratio_of_pairs(small: Spread, large: Spread) -> tuple[float, str]:
+    """Median of the ratios within pairs, and a text with their range."""
+    ratios = [b / a for a, b in zip(small.values, large.values, strict=True)]
+    median = statistics.median(ratios)
+    return median, f"ratio of pairs: median {median:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+@contextlib.contextmanager
+def frozen_heap() -> Iterator[None]:
+    """What was loaded is left alone by the garbage collector, as a long run would do it."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def hardware(folder: Path) -> str:
+    """The machine in three lines."""
+    return "\n".join(
+        (
+            f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+            f"disk of {folder}: {_file_system(folder)}",
+            f"Python {platform.python_version()} ({platform.python_implementation()})",
+        )
+    )
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _file_system(folder: Path) -> str:
+    """Device and kind of the file system that holds a folder, where the system tells."""
+    best = ("", "unknown")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/mounts").read_text().splitlines():
+            device, place, kind = line.split()[:3]
+            if folder.resolve().is_relative_to(place) and len(place) >= len(best[0]):
+                best = (place, f"{device} ({kind})")
+    return best[1]
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
