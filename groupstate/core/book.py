@@ -26,6 +26,9 @@ DEPARTED_IDS_MAX = 1_000_000
 MARKS_KEPT = 2
 """Checkpoint marks that a run can go back to; committed groups newer than the older one are kept aside."""
 
+UNDELIVERED = "cancelled"
+"""Reason with which a batch comes back that its sampler never got."""
+
 OrderKey = tuple[int, int, str]
 """(weight version, seq of the submission, group id)."""
 
@@ -86,6 +89,17 @@ class Window:
     fenced: int = 0
     sessions_failed: Counter[str] = attrs.field(factory=Counter)
 
+    def add(self, other: "Window") -> None:
+        """Take in counts that were reported to nobody."""
+        self.evicted.update(other.evicted)
+        self.evicted_groups += other.evicted_groups
+        self.stale_lags = other.stale_lags + self.stale_lags
+        self.submitted += other.submitted
+        self.refills += other.refills
+        self.forfeited += other.forfeited
+        self.fenced += other.fenced
+        self.sessions_failed.update(other.sessions_failed)
+
 
 class _Shelf:
     """Indexes over the live groups of one partition."""
@@ -127,8 +141,10 @@ class Book:
         self.source_exhausted = False
         self.held_reason = ""
         self.closed = False
-        self.released: list[Group] = []
-        """Groups that have left for good since the ledger last looked: their payloads can be freed."""
+        self.released: list[ev.PayloadRef] = []
+        """Payloads that nothing will ask for any more, since the ledger last looked."""
+        self._windows_out: dict[int, Window] = {}
+        """What the batches that are out reported, in case they never reach anybody."""
         self._basis = "dispatch"
         self._shelves: dict[ev.Partition, _Shelf] = {}
         self._committed_at: deque[tuple[int, str]] = deque()
@@ -157,30 +173,30 @@ class Book:
         return max(0, self.weight_version - group.aged_from)
 
     def count(self, *phases: Phase, partition: ev.Partition | None = None) -> int:
-        shelves = self._shelves.values() if partition is None else [self._shelf(partition)]
+        shelves = self._shelves.values() if partition is None else [self._look(partition)]
         return sum(len(shelf.phases[phase]) for shelf in shelves for phase in phases)
 
     def in_phase(self, phase: Phase, partition: ev.Partition | None = None) -> Iterator[Group]:
         """Live groups in a phase, in the order in which they came to it."""
-        shelves = list(self._shelves.values()) if partition is None else [self._shelf(partition)]
+        shelves = list(self._shelves.values()) if partition is None else [self._look(partition)]
         return (self.groups[group_id] for shelf in shelves for group_id in shelf.phases[phase])
 
     def in_flight_count(self, partition: ev.Partition = ev.TRAIN) -> int:
-        return len(self._shelf(partition).in_flight)
+        return len(self._look(partition).in_flight)
 
     def ready_count(self, partition: ev.Partition = ev.TRAIN) -> int:
-        return len(self._shelf(partition).ready)
+        return len(self._look(partition).ready)
 
     def ready(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Group]:
         """Terminal groups that can be sampled, oldest first (version, then submission)."""
-        return (self.groups[key[2]] for key in self._shelf(partition).ready)
+        return (self.groups[key[2]] for key in self._look(partition).ready)
 
     def by_age(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Group]:
         """Those of them whose lag grows with the current version, highest lag first."""
-        return (self.groups[key[2]] for key in self._shelf(partition).aging)
+        return (self.groups[key[2]] for key in self._look(partition).aging)
 
     def oldest_in_flight(self, partition: ev.Partition = ev.TRAIN) -> Group | None:
-        keys = self._shelf(partition).in_flight
+        keys = self._look(partition).in_flight
         return self.groups[keys[0][2]] if keys else None
 
     def waiting(self, partition: ev.Partition = ev.TRAIN) -> list[OpenRequest]:
@@ -188,9 +204,8 @@ class Book:
         return [request for request in self.requests.values() if request.partition == partition]
 
     def window(self, partition: ev.Partition) -> Window:
-        if partition not in self.windows:
-            self.windows[partition] = Window()
-        return self.windows[partition]
+        """Counts since the partition's previous batch; for looking only."""
+        return self.windows.get(partition) or Window()
 
     def partitions(self) -> list[ev.Partition]:
         return sorted(self._shelves)
@@ -278,6 +293,15 @@ class Book:
 
     # Parts of apply ----------------------------------------------------------------------------------
 
+    def _look(self, partition: ev.Partition) -> _Shelf:
+        """The indexes of a partition, for reading: one that was never heard of isn't listed by it."""
+        return self._shelves.get(partition) or _Shelf()
+
+    def _count_in(self, partition: ev.Partition) -> Window:
+        if partition not in self.windows:
+            self.windows[partition] = Window()
+        return self.windows[partition]
+
     def _shelf(self, partition: ev.Partition) -> _Shelf:
         shelf = self._shelves.get(partition)
         if shelf is None:
@@ -353,7 +377,7 @@ class Book:
         self._index(self._shelf(group.partition), group)
         self.totals["submitted"] += 1
         self._dataset(group.dataset)["submitted"] += 1
-        window = self.window(group.partition)
+        window = self._count_in(group.partition)
         window.submitted += 1
         if event.cause == "refill":
             self.credits.popleft()
@@ -365,12 +389,12 @@ class Book:
         before = self._live(event.group_id, ev.GroupEvicted)
         after = evolve(before, event, seq, at_ns)
         self._leave(before, after.phase)
-        self.released.append(after)
+        self.released += after.payloads()
         self.totals["evicted"] += 1
         self.totals["credit"] += event.credit
         self._dataset(before.dataset)["evicted"] += 1
         self.credits.extend([Credit(before.size, before.dataset, before.group_id)] * event.credit)
-        window = self.window(before.partition)
+        window = self._count_in(before.partition)
         window.evicted_groups += 1
         for reason in event.reasons:
             window.evicted[reason] += 1
@@ -383,7 +407,7 @@ class Book:
         self.totals["fenced"] += 1
         group = self.groups.get(event.group_id)
         if group is not None:
-            self.window(group.partition).fenced += 1
+            self._count_in(group.partition).fenced += 1
 
     def _session_finished(self, event: ev.SessionFinished, seq: int, at_ns: int) -> None:
         before = self._live(event.group_id, ev.SessionFinished)
@@ -395,19 +419,24 @@ class Book:
         before = self._live(event.group_id, ev.SessionFailed)
         self._put(before, evolve(before, event, seq, at_ns))
         self.totals[f"session_failed/{event.failure}"] += 1
-        self.window(before.partition).sessions_failed[event.failure] += 1
+        self._count_in(before.partition).sessions_failed[event.failure] += 1
 
     def _forfeited(self, event: ev.RefillForfeited, seq: int, at_ns: int) -> None:
         _check_forfeited(self, event)
         for _ in range(min(event.count, len(self.credits))):
             self.credits.pop()
             self.totals["forfeited"] += 1
-        self.window(ev.TRAIN).forfeited += event.count
+        self._count_in(ev.TRAIN).forfeited += event.count
+
+    def _requeued(self, event: ev.GroupRequeued, seq: int, at_ns: int) -> None:
+        before = self._live(event.group_id, ev.GroupRequeued)
+        self._put(before, evolve(before, event, seq, at_ns))
+        self.released += [session.payload for session in before.sessions if session.payload is not None]
 
     # Batches
 
     def _requested(self, event: ev.BatchRequested, seq: int, at_ns: int) -> None:
-        assert event.request == self.last_request + 1
+        _check_requested(self, event)
         self.requests[event.request] = OpenRequest(
             event.request, event.partition, event.size, event.weight_version, seq, at_ns
         )
@@ -415,6 +444,7 @@ class Book:
         self.last_request = event.request
 
     def _request_cancelled(self, event: ev.BatchRequestCancelled, seq: int, at_ns: int) -> None:
+        _check_request_cancelled(self, event)
         del self.requests[event.request]
 
     def _sampled(self, event: ev.BatchSampled, seq: int, at_ns: int) -> None:
@@ -429,11 +459,15 @@ class Book:
         )
         self.last_batch = event.batch
         self.totals["batches"] += 1
+        self._windows_out[event.batch] = self._count_in(event.partition)
         self.windows[event.partition] = Window()
 
     def _returned(self, event: ev.BatchReturned, seq: int, at_ns: int) -> None:
         batch = _check_batch(self, event, "return")
         del self.batches[event.batch]
+        reported = self._windows_out.pop(event.batch, None)
+        if reported is not None and event.reason == UNDELIVERED:
+            self._count_in(batch.partition).add(reported)
         for group_id in batch.group_ids:
             group = self.groups[group_id]
             self._put(group, self._back(group, evolve(group, event, seq, at_ns)))
@@ -446,6 +480,7 @@ class Book:
     def _committed(self, event: ev.BatchCommitted, seq: int, at_ns: int) -> None:
         batch = _check_batch(self, event, "commit")
         del self.batches[event.batch]
+        self._windows_out.pop(event.batch, None)
         for group_id in batch.group_ids:
             before = self.groups[group_id]
             self._leave(before, Phase.COMMITTED)
@@ -455,8 +490,9 @@ class Book:
                 self.aside[group_id] = after
                 self._committed_at.append((seq, group_id))
             else:
-                self.released.append(after)
+                self.released += after.payloads()
         self.totals["committed"] += len(batch.group_ids)
+        self.totals[f"committed/{batch.partition}"] += len(batch.group_ids)
         self.totals["batches_committed"] += 1
 
     # Run
@@ -493,7 +529,7 @@ class Book:
         self.marks.append(Mark(event.mark, seq, event.weight_version, event.lineage, event.name))
         del self.marks[:-MARKS_KEPT]
         while self._committed_at and self._committed_at[0][0] <= self.marks[0].seq:
-            self.released.append(self.aside.pop(self._committed_at.popleft()[1]))
+            self.released += self.aside.pop(self._committed_at.popleft()[1]).payloads()
 
     def _rewound(self, event: ev.RunRewound, seq: int, at_ns: int) -> None:
         _check_rewound(self, event)
@@ -513,6 +549,7 @@ class Book:
             self.groups[group_id] = after
             self._index(self._shelf(after.partition), after)
             self._dataset(after.dataset)["committed"] -= 1
+            self.totals[f"committed/{after.partition}"] -= 1
         self.totals["committed"] -= len(undone)
 
     def _put_aged(self, group: Group, aged_from: int) -> None:
@@ -552,6 +589,14 @@ def _check_fenced(book: Book, event: ev.ResultFenced) -> None:
         next_phase(book.departed.get(event.group_id), ev.ResultFenced, event.group_id)
 
 
+def _check_requested(book: Book, event: ev.BatchRequested) -> None:
+    assert event.request == book.last_request + 1
+
+
+def _check_request_cancelled(book: Book, event: ev.BatchRequestCancelled) -> None:
+    assert event.request in book.requests
+
+
 def _check_forfeited(book: Book, event: ev.RefillForfeited) -> None:
     assert event.count > 0
 
@@ -559,7 +604,7 @@ def _check_forfeited(book: Book, event: ev.RefillForfeited) -> None:
 def _check_sampled(book: Book, event: ev.BatchSampled) -> Sequence[Group]:
     assert event.request in book.requests
     assert event.batch == book.last_batch + 1
-    assert len(set(event.group_ids)) == len(event.group_ids)
+    assert len(set(event.group_ids)) == len(event.group_ids) == len(event.lags)
     groups = [book._live(group_id, ev.BatchSampled) for group_id in event.group_ids]
     for group in groups:
         next_phase(group.phase, ev.BatchSampled, group.group_id)
@@ -588,6 +633,8 @@ _CHECKS: dict[type[ev.Event], Check] = {
     ev.GroupSubmitted: _check_submitted,
     ev.ResultFenced: _check_fenced,
     ev.RefillForfeited: _check_forfeited,
+    ev.BatchRequested: _check_requested,
+    ev.BatchRequestCancelled: _check_request_cancelled,
     ev.BatchSampled: _check_sampled,
     ev.BatchReturned: lambda book, event: _check_batch(book, event, "return"),
     ev.BatchCommitted: lambda book, event: _check_batch(book, event, "commit"),
@@ -605,6 +652,7 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
     ev.RunClosed: Book._closed,
     ev.GroupSubmitted: Book._submitted,
     ev.GroupEvicted: Book._evicted,
+    ev.GroupRequeued: Book._requeued,
     ev.ResultFenced: Book._fenced,
     ev.RefillForfeited: Book._forfeited,
     ev.SessionFinished: Book._session_finished,

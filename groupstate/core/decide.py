@@ -5,6 +5,7 @@ Rule 2: the cost is that of what changed: a group is judged once when it becomes
 `sample()` waits), and a new weight version looks only at the groups that it makes stale.
 """
 
+import math
 from collections.abc import Iterable
 
 import attrs
@@ -13,7 +14,7 @@ from groupstate.core.book import Book, OpenRequest
 from groupstate.core.events import TRAIN, EvictReason
 from groupstate.core.group import Group, Range
 from groupstate.core.phases import TERMINAL, Phase
-from groupstate.core.rules import Capacity, PerBatch, Rules
+from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
 
 
 @attrs.frozen
@@ -137,7 +138,7 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     low, high, count = _range(group, rules) or (0.0, 0.0, 0)
     if count < expected:
         if rules.on_missing == "error":
-            return _missing(group, rules.filter_metric)
+            return _missing(group, rules)
         return rules.on_missing == "evict"
     if count == 1:
         return rules.on_singleton == "evict"
@@ -151,15 +152,18 @@ def _range(group: Group, rules: Rules) -> Range | None:
 
 
 def _shared_value(group: Group, rules: Rules) -> float | None:
-    found = _range(group, rules)
-    return None if found is None else found[0]
+    """The value that all have; None where they don't (a metric that is missing can evict too)."""
+    low, high, _ = _range(group, rules) or (0.0, math.inf, 0)
+    return low if high - low <= rules.tolerance else None
 
 
-def _missing(group: Group, metric: str) -> Missing:
+def _missing(group: Group, rules: Rules) -> Missing:
+    assert rules.filter_metric is not None
     for number, session in enumerate(group.sessions):
-        for trajectory in session.trajectories:
-            if metric not in trajectory.metrics:
-                return Missing(group.group_id, number, metric, tuple(sorted(trajectory.metrics)))
+        counted = session.trajectories if rules.per == "trajectory" else session.trajectories[-1:]
+        for trajectory in counted:
+            if rules.filter_metric not in trajectory.metrics:
+                return Missing(group.group_id, number, rules.filter_metric, tuple(sorted(trajectory.metrics)))
     raise AssertionError("no trajectory lacks the metric")
 
 
@@ -193,19 +197,39 @@ def forfeits(book: Book, rules: Rules) -> tuple[int, str] | None:
         return len(book.credits), "batch full"
     if book.source_exhausted:
         return len(book.credits), "source exhausted"
+    beyond = len(book.credits) - _refill_room(book, rules)
+    if isinstance(rules.admission_rule, Capacity) and beyond > 0:
+        return beyond, "admission"
     return None
 
 
 def refills_now(book: Book, rules: Rules) -> int:
-    """How many refills to submit now."""
-    owed = len(book.credits)
-    if rules.mode == "async" or not rules.drains:
-        return owed
-    if not book.waiting() or draining(book, rules):
+    """How many refills to submit now; what is owed beyond that waits for a place."""
+    if rules.mode == "sync" and rules.drains and (not book.waiting() or draining(book, rules)):
         return 0
+    return max(0, min(len(book.credits), _refill_room(book, rules)))
+
+
+def _refill_room(book: Book, rules: Rules) -> int:
+    """Places for refills: what the rules bound in flight by, less what is there."""
+    in_flight, ready, owed = book.in_flight_count(), book.ready_count(), len(book.credits)
+    rule = rules.admission_rule
+    room = owed
+    if rules.drains:
+        assert rules.batch_size is not None
+        room = min(room, rules.in_flight_batches_max * rules.batch_size - in_flight)
+    if isinstance(rule, Slots):
+        room = min(room, rule.n - in_flight, rule.n + rule.ready_max - ready - in_flight)
+    elif isinstance(rule, Capacity):
+        room = min(room, _capacity(book, rules, rule) - ready - in_flight)
+    return max(0, room)
+
+
+def _capacity(book: Book, rules: Rules, rule: Capacity) -> int:
+    """Groups that may be sampleable or in flight at the current version."""
     assert rules.batch_size is not None
-    room = rules.in_flight_batches_max * rules.batch_size - book.in_flight_count()
-    return max(0, min(owed, room))
+    consumed = book.count(Phase.SAMPLED, partition=TRAIN) + book.totals["committed/train"]
+    return (rule.lag_max + book.weight_version + 1) * rules.batch_size - consumed
 
 
 def shortage(book: Book) -> int:
@@ -226,9 +250,7 @@ def admissible(book: Book, rules: Rules) -> int:
         ahead = rule.warmup * (rules.batch_size or max([request.size for request in book.waiting()], default=1))
         return max(0, wanted + ahead - ready - under_way)
     if isinstance(rule, Capacity):
-        assert rules.batch_size is not None
-        used = book.count(Phase.SAMPLED, partition=TRAIN) + book.totals["committed"] + ready + under_way
-        return max(0, (rule.lag_max + book.weight_version + 1) * rules.batch_size - used)
+        return max(0, _capacity(book, rules, rule) - ready - under_way)
     return max(0, min(rule.n - under_way, rule.n + rule.ready_max - ready - under_way))
 
 

@@ -236,7 +236,8 @@ def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Gr
         partial=False,
         cancelled=False,
         version=group.stamp,
-        aged_from=group.stamp,
+        # Not above what it counted from: after going back to a mark that is the mark.
+        aged_from=min(group.stamp, group.aged_from),
         kept_lag=None,
         requeue_count=group.requeue_count + 1,
     )
@@ -287,14 +288,18 @@ def fence_reason(
 
 
 def versions_used(group: Group) -> tuple[int, int, int] | None:
-    """First token's version, oldest and newest version of all generated tokens; None without spans."""
-    spans = [span for session in group.sessions for row in session.trajectories for span in row.spans]
-    if not spans:
+    """First token's version, oldest and newest version of all generated tokens; None where nothing is known.
+
+    A session without spans counts with the version that was known at its start."""
+    used = [versions for session in group.sessions if (versions := _session_versions(session))]
+    if not used:
         return None
-    versions = [span.weight_version for span in spans]
-    firsts = [
-        session.trajectories[0].spans[0].weight_version
-        for session in group.sessions
-        if session.trajectories and session.trajectories[0].spans
-    ]
-    return (min(firsts) if firsts else min(versions)), min(versions), max(versions)
+    return min(versions[0] for versions in used), min(map(min, used)), max(map(max, used))
+
+
+def _session_versions(session: Session) -> list[int]:
+    """In the order of the tokens."""
+    spans = [span.weight_version for row in session.trajectories for span in row.spans]
+    if not spans and session.trajectories and session.weight_version is not None:
+        return [session.weight_version]
+    return spans

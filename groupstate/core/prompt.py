@@ -40,12 +40,14 @@ def encoded_prompt(prompt: Prompt, group_id: str) -> bytes:
     """
     if not isinstance(group_id, str) or not group_id:
         raise BadInput(f"a group id is a string that is not empty, not {group_id!r}")
-    if prompt.n is not None and not 1 <= prompt.n <= GROUP_SIZE_MAX:
+    if prompt.n is not None and not (isinstance(prompt.n, int) and 1 <= prompt.n <= GROUP_SIZE_MAX):
         raise BadInput(f"group {group_id!r} has n = {prompt.n!r} sessions; it must be 1 to {GROUP_SIZE_MAX}")
     try:
-        return msgspec.msgpack.encode(_Stored(prompt.content, dict(prompt.extra)))
+        data = msgspec.msgpack.encode(_Stored(prompt.content, dict(prompt.extra)))
+        msgspec.msgpack.decode(data, type=_Stored)
     except (TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"the prompt of group {group_id!r} can't be stored: {error}; use JSON-like values") from error
+    return data
 
 
 def decoded_prompt(data: bytes, *, dataset: str, n: int, group_id: str) -> Prompt:

@@ -140,10 +140,25 @@ def _problems(rules: Rules) -> list[str]:
         value = getattr(rules, name)
         if value is not None and not least <= value < float("inf"):
             found.append(f"{name} is {value!r}; it must be at least {least}")
+    found += _admission_problems(rules)
     if rules.mode == "sync" and rules.filter_metric is not None and rules.batch_size is None:
         found.append("sync mode with a filter_metric needs batch_size: its refills are bounded in batches")
     if rules.waits_for_stale and rules.lag_max == 0 and not isinstance(rules.admission_rule, PerBatch):
         found.append("on_stale 'wait' with lag_max 0 needs admission 'per_batch': anything else deadlocks")
+    return found
+
+
+def _admission_problems(rules: Rules) -> list[str]:
+    rule = rules.admission
+    if rule is None:
+        return []
+    found = [
+        f"admission's {name} is {getattr(rule, name)!r}; it must be at least {least}"
+        for name, least in (("warmup", 0), ("n", 1), ("ready_max", 0), ("lag_max", 0))
+        if hasattr(rule, name) and getattr(rule, name) < least
+    ]
+    if isinstance(rule, Capacity) and rules.batch_size is None:
+        found.append("admission 'capacity' needs batch_size: it counts in batches")
     return found
 
 

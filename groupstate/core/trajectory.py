@@ -6,6 +6,7 @@ Rule 2: metrics and counts go into the event, tokens and texts into the payload;
 
 import array
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from groupstate.errors import UnusableResult
 
 TOKEN_ID_MAX = 2**31 - 1
 """Token ids are kept as 32-bit integers."""
+
+SHOWN_CHARS_MAX = 80
+"""Length at which a value is cut in an error's text."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,10 +61,10 @@ _wire_decoder = msgspec.msgpack.Decoder(list[_Wire])
 
 
 def checked(result: Any, *, session: int, group_id: str) -> tuple[Trajectory, ...]:
-    """What a session returned, as trajectories; an empty tuple if it returned nothing.
+    """What a session returned, as trajectories of plain values; an empty tuple if it returned nothing.
 
     Raises:
-        UnusableResult: a wrong type, a metric that is not finite, lengths that don't fit.
+        UnusableResult: a wrong type, a number that is not finite, lengths that don't fit.
     """
     who = f"session {session} of group {group_id!r}"
     if result is None:
@@ -76,8 +80,7 @@ def checked(result: Any, *, session: int, group_id: str) -> tuple[Trajectory, ..
     for index, row in enumerate(rows):
         if not isinstance(row, Trajectory):
             raise UnusableResult(f"{who} returned {type(row).__name__} at index {index}; it must be a Trajectory")
-        _check(row, f"trajectory {index} of {who}")
-    return rows
+    return tuple(_plain(row, f"trajectory {index} of {who}") for index, row in enumerate(rows))
 
 
 def metrics_of(trajectory: Trajectory) -> dict[str, float]:
@@ -88,47 +91,153 @@ def metrics_of(trajectory: Trajectory) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _check(row: Trajectory, who: str) -> None:
+def _plain(row: Trajectory, who: str) -> Trajectory:
+    """The same trajectory in Python's own types, whatever numbers it came in."""
+    response_ids = _tokens("response_ids", row.response_ids, who)
+    return Trajectory(
+        prompt_ids=_tokens("prompt_ids", row.prompt_ids, who),
+        response_ids=response_ids,
+        log_probs=_log_probs(row.log_probs, len(response_ids), who),
+        spans=_spans(row.spans, len(response_ids), who),
+        environment=_ranges(row.environment, len(response_ids), f"{who}: environment"),
+        metrics=_metrics(row, who),
+        text=_text(row.text, who),
+        info=_info(row.info, who),
+    )
+
+
+def _metrics(row: Trajectory, who: str) -> dict[str, float]:
     if not isinstance(row.metrics, Mapping):
         raise UnusableResult(f"{who} has metrics of type {type(row.metrics).__name__}; it must be a dict of numbers")
     named = dict(row.metrics) if row.reward is None else {**row.metrics, "reward": row.reward}
-    for name, value in named.items():
-        _check_metric(name, value, who)
-    for field, ids in (("prompt_ids", row.prompt_ids), ("response_ids", row.response_ids)):
-        for position, token in enumerate(ids):
-            if not isinstance(token, int) or not 0 <= token <= TOKEN_ID_MAX:
-                raise UnusableResult(f"{who} has {token!r} at {field}[{position}]; token ids are integers from 0")
-    if len(row.log_probs) not in (0, len(row.response_ids)):
-        raise UnusableResult(
-            f"{who} has {len(row.log_probs)} log_probs for {len(row.response_ids)} response tokens; "
-            "give one for each, or none"
-        )
-    for position, value in enumerate(row.log_probs):
-        if not math.isfinite(value):
-            raise UnusableResult(f"{who} has {value!r} at log_probs[{position}]; it must be finite")
-    _check_ranges(((s.start, s.stop) for s in row.spans), len(row.response_ids), f"{who}: spans")
-    _check_ranges(row.environment, len(row.response_ids), f"{who}: environment")
+    return {_name(name, who): _metric(name, value, who) for name, value in named.items()}
 
 
-def _check_metric(name: Any, value: Any, who: str) -> None:
+def _name(name: Any, who: str) -> str:
     if not isinstance(name, str):
         raise UnusableResult(f"{who} has a metric named {name!r}; names are strings")
+    if not _is_unicode(name):
+        raise UnusableResult(f"{who} has a metric named {name!r}; half a surrogate pair can't be stored")
+    return name
+
+
+def _metric(name: str, value: Any, who: str) -> float:
+    if isinstance(value, (str, bytes, bytearray)):
+        raise UnusableResult(f"{who} has {name} = {_shown(value)}; it must be a number")
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise UnusableResult(f"{who} has {name} = {value!r}; it must be a number") from error
+        raise UnusableResult(f"{who} has {name} = {_shown(value)}; it must be a number") from error
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
-        raise UnusableResult(f"{who} has {name} = {value!r}; it must be finite")
+        raise UnusableResult(f"{who} has {name} = {_shown(value)}; it must be finite")
+    return number
 
 
-def _check_ranges(ranges: Iterable[tuple[int, int]], length: int, who: str) -> None:
-    end = 0
-    for start, stop in ranges:
+def _tokens(field: str, ids: Any, who: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(array.array("i", _items(ids)))
+    except (TypeError, ValueError, OverflowError):
+        numbers = (-1,)
+    if not numbers or min(numbers) >= 0:
+        return numbers
+    wrong = next(((i, token) for i, token in enumerate(_iterable(ids)) if not _is_token(token)), None)
+    if wrong is None:
+        raise UnusableResult(f"{who} has {field} = {_shown(ids)}; it must be a sequence of token ids")
+    raise UnusableResult(f"{who} has {_shown(wrong[1])} at {field}[{wrong[0]}]; token ids are integers from 0")
+
+
+def _is_token(token: Any) -> bool:
+    try:
+        return 0 <= operator.index(token) <= TOKEN_ID_MAX
+    except TypeError:
+        return False
+
+
+def _log_probs(values: Any, length: int, who: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(array.array("f", _items(values)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnusableResult(f"{who} has log_probs {_shown(values)}; they must be finite numbers") from error
+    if len(numbers) not in (0, length):
+        raise UnusableResult(
+            f"{who} has {len(numbers)} log_probs for {length} response tokens; give one for each, or none"
+        )
+    for position, value in enumerate(numbers):
+        if not math.isfinite(value):
+            raise UnusableResult(f"{who} has {_shown(values[position])} at log_probs[{position}]; it must be finite")
+    return numbers
+
+
+def _spans(spans: Any, length: int, who: str) -> tuple[VersionSpan, ...]:
+    found = []
+    for span in _iterable(spans, f"{who}: spans"):
+        if not isinstance(span, VersionSpan) or not isinstance(span.weight_version, int):
+            raise UnusableResult(f"{who}: spans holds {_shown(span)}; it must be a VersionSpan of integers")
+        found.append(span)
+    ranges = _ranges([(span.start, span.stop) for span in found], length, f"{who}: spans")
+    return tuple(VersionSpan(start, stop, s.weight_version) for (start, stop), s in zip(ranges, found, strict=True))
+
+
+def _ranges(ranges: Any, length: int, who: str) -> tuple[tuple[int, int], ...]:
+    found, end = [], 0
+    for item in _iterable(ranges, who):
+        try:
+            start, stop = map(operator.index, item)
+        except (TypeError, ValueError) as error:
+            raise UnusableResult(f"{who} holds {_shown(item)}; it must be a pair of integers") from error
         if not end <= start < stop <= length:
             raise UnusableResult(
                 f"{who} holds [{start}, {stop}); ranges are in order, not empty, and within {length} response tokens"
             )
+        found.append((start, stop))
         end = stop
+    return tuple(found)
+
+
+def _text(text: Any, who: str) -> str:
+    if not isinstance(text, str):
+        raise UnusableResult(f"{who} has text = {_shown(text)}; it must be a string")
+    return text
+
+
+def _info(info: Any, who: str) -> dict[str, Any]:
+    if not isinstance(info, Mapping) or not all(isinstance(key, str) for key in info):
+        raise UnusableResult(f"{who} has info = {_shown(info)}; it must be a dict whose keys are strings")
+    return dict(info)
+
+
+def _items(values: Any) -> Any:
+    """What an array may be made of: its constructor would take bytes and texts for something else."""
+    if isinstance(values, (bytes, bytearray, str)):
+        raise TypeError("a text is no sequence of numbers")
+    return values if isinstance(values, (list, tuple)) else list(values)
+
+
+def _iterable(values: Any, who: str | None = None) -> Iterable[Any]:
+    if isinstance(values, Iterable) and not isinstance(values, (str, bytes, bytearray)):
+        return values
+    if who is None:
+        return ()
+    raise UnusableResult(f"{who} is {_shown(values)}; it must be a sequence")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    """A value in an error's text, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:
+        text = f"an integer of {value.bit_length()} bits"
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
 
 
 def record_of(index: int, row: Trajectory) -> TrajectoryRecord:

@@ -11,7 +11,7 @@ import anyio
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import OpenRequest
+from groupstate.core.book import UNDELIVERED, OpenRequest
 from groupstate.core.decide import (
     Evict,
     Missing,
@@ -342,7 +342,7 @@ class Controller:
         where = self.book.is_taken(group_id)
         if where is not None:
             raise DuplicateGroup(group_id, where)
-        ref = None if prompt.content is None else self.ledger.log.payloads.put(encoded)
+        ref = self.ledger.log.payloads.put(encoded) if prompt.content is not None or prompt.extra else None
         self.ledger.record(
             ev.GroupSubmitted(
                 group_id,
@@ -379,11 +379,16 @@ class Controller:
         """A sampler stopped waiting: what it had been given goes back."""
         if waiter.claim is not None:
             if waiter.claim.batch in self.book.batches:
-                self.ledger.record(ev.BatchReturned(waiter.claim.batch, reason))
+                self.ledger.record(ev.BatchReturned(waiter.claim.batch, UNDELIVERED))
         elif waiter.error is None:
             del self.waiters[waiter.request]
             self.ledger.record(ev.BatchRequestCancelled(waiter.request, reason))
         self.settle()
+
+    def sampleable_count(self, partition: ev.Partition) -> int:
+        """Groups that could be sampled now; one that lacks the filter's metric can't."""
+        missing = sum(1 for group_id in self.missing if self.book.groups[group_id].partition == partition)
+        return self.book.ready_count(partition) - missing
 
     def _demand(self) -> int | None:
         request = self._oldest(ev.TRAIN)

@@ -74,8 +74,8 @@ class Ledger:
             for observer in self.observers:
                 observer(record)
         if self.book.released:
-            self.log.payloads.free(ref for group in self.book.released for ref in group.payloads())
-            self.book.released.clear()
+            self.log.payloads.free(self.book.released)
+            self.book.released = []
 
     # Sessions ----------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class Sampler:
         return self.sampleable_count(partition)
 
     def sampleable_count(self, partition: str = TRAIN) -> int:
-        return self._book.ready_count(partition)
+        return self._controller.sampleable_count(partition)
 
     def explain(self, partition: str = TRAIN) -> Explanation:
         """What the oldest waiting `sample()` waits for."""

@@ -419,7 +419,7 @@ def test_without_spans_no_version_is_known() -> None:
     assert versions_used(pending()) is None
 
 
-def test_where_no_first_trajectory_has_spans_the_oldest_version_stands_in() -> None:
+def test_the_first_token_that_is_known_counts_where_the_first_trajectory_has_no_spans() -> None:
     group = after(pending(1), started(0), finished(0, row(0), row(1, (0, 1, 8), (1, 2, 7))))
 
-    assert versions_used(group) == (7, 7, 8)
+    assert versions_used(group) == (8, 7, 8)

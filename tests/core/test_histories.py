@@ -104,7 +104,8 @@ class Model:
         group.attempts = [attempt + 1 for attempt in group.attempts]
         group.rows = [0] * size
         group.tokens = [[] for _ in range(size)]
-        group.version = group.aged_from = group.stamp
+        group.version = group.stamp
+        group.aged_from = min(group.stamp, group.aged_from)
         group.phase, group.terminal, group.kept_lag = "pending", "", None
 
     def back(self, name: str) -> None:

@@ -183,7 +183,6 @@ def test_validation_has_a_window_of_its_own() -> None:
     assert story.book.window("train").evicted_groups == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the window begins anew when a batch is claimed, returned to anyone or not")
 def test_what_a_cancelled_sampler_would_have_reported_is_reported_by_the_next() -> None:
     story = play(
         "submit f/1", "start f", "fail f", "submit a/1", "start a", "finish a acc=1", "sample 1", "withdraw",

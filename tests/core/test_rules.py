@@ -171,13 +171,11 @@ def test_wait_at_bound_zero_goes_with_per_batch(admission: Any) -> None:
     assert Rules(on_stale="wait", lag_max=0, admission=admission).waits_for_stale
 
 
-@pytest.mark.xfail(strict=True, reason="capacity counts in batches, but is taken without batch_size and asserts later")
 def test_capacity_needs_the_batch_size_that_it_multiplies_by() -> None:
     with pytest.raises(BadSettings, match="batch_size"):
         Rules(admission=Capacity(lag_max=1))
 
 
-@pytest.mark.xfail(strict=True, reason="the numbers of an admission rule aren't checked")
 @pytest.mark.parametrize(
     "admission", [PerBatch(warmup=-1), Slots(n=0), Slots(n=1, ready_max=-1), Capacity(lag_max=-1)], ids=repr
 )

@@ -58,7 +58,7 @@ def test_none_and_an_empty_list_are_no_trajectories() -> None:
 
 
 def test_one_trajectory_a_list_and_a_tuple_of_them_are_taken_in_order() -> None:
-    first, second = Trajectory(reward=1.0), Trajectory(reward=2.0)
+    first, second = Trajectory(metrics={"reward": 1.0}), Trajectory(metrics={"reward": 2.0})
 
     assert admit(first) == (first,)
     assert admit([first, second]) == (first, second)
@@ -139,12 +139,10 @@ def test_the_reward_is_a_metric_and_goes_before_one_of_that_name() -> None:
     assert metrics_of(Trajectory()) == {}
 
 
-@pytest.mark.xfail(strict=True, reason="an integer too large for a float raises OverflowError instead")
 def test_an_integer_too_large_for_a_float_is_refused() -> None:
     assert "it must be" in refusal(Trajectory(reward=10**400))
 
 
-@pytest.mark.xfail(strict=True, reason="a text that reads like a number is taken for one")
 def test_a_text_is_no_number_even_if_it_reads_like_one() -> None:
     assert "it must be a number" in refusal(Trajectory(metrics={"acc": "0.5"}))  # type: ignore[dict-item]
 
@@ -161,12 +159,11 @@ def test_a_token_that_is_no_id_is_refused_at_its_place(field: str, token: Any) -
 
 
 def test_the_lowest_and_the_highest_token_id_are_taken() -> None:
-    row = Trajectory(prompt_ids=[0], response_ids=[TOKEN_ID_MAX])
+    row = Trajectory(prompt_ids=(0,), response_ids=(TOKEN_ID_MAX,))
 
     assert admit(row) == (row,)
 
 
-@pytest.mark.xfail(strict=True, reason="token ids that are numpy integers are refused")
 def test_token_ids_may_be_numpy_integers() -> None:
     row = Trajectory(prompt_ids=[np.int64(1)], response_ids=np.array([2, 3]))  # type: ignore[arg-type]
 
@@ -192,7 +189,6 @@ def test_a_log_prob_that_is_not_finite_is_refused_at_its_place(value: float) -> 
     assert text == f"trajectory 0 of {WHO} has {value!r} at log_probs[1]; it must be finite"
 
 
-@pytest.mark.xfail(strict=True, reason="checked as a double, stored as a 32-bit float: it comes back as -inf")
 def test_a_log_prob_that_32_bits_cannot_hold_is_refused() -> None:
     assert "log_probs[0]" in refusal(Trajectory(response_ids=[1], log_probs=[-1e300]))
 
@@ -227,7 +223,7 @@ def test_spans_are_in_order_and_within_the_response(ranges: list[tuple[int, int]
 
 
 def test_ranges_may_touch_and_reach_to_the_end() -> None:
-    row = Trajectory(response_ids=[1, 2, 3], spans=[SPAN(0, 1, 5), SPAN(1, 2, 6)], environment=[(2, 3)])
+    row = Trajectory(response_ids=(1, 2, 3), spans=(SPAN(0, 1, 5), SPAN(1, 2, 6)), environment=((2, 3),))
 
     assert admit(row) == (row,)
 
@@ -235,7 +231,6 @@ def test_ranges_may_touch_and_reach_to_the_end() -> None:
 ESCAPES: list[tuple[str, dict[str, Any]]] = [
     ("prompt_ids", {"prompt_ids": None}),
     ("response_ids", {"response_ids": 5}),
-    ("response_ids", {"response_ids": np.array([], dtype=np.int64)}),
     ("log_probs", {"log_probs": None}),
     ("log_probs", {"response_ids": [1], "log_probs": [None]}),
     ("spans", {"spans": None}),
@@ -251,7 +246,6 @@ ESCAPES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.xfail(strict=True, reason="another error than UnusableResult escapes, or none and it can't be read again")
 @pytest.mark.parametrize(("field", "fields"), ESCAPES, ids=[f"{f}-{i}" for i, (f, _) in enumerate(ESCAPES)])
 def test_a_field_of_a_wrong_type_fails_its_session_and_nothing_else(field: str, fields: dict[str, Any]) -> None:
     story = play("submit g/1", "start g")
