@@ -26,8 +26,8 @@ DEPARTED_IDS_MAX = 1_000_000
 MARKS_KEPT = 2
 """Checkpoint marks that a run can go back to; committed groups newer than the older one are kept aside."""
 
-UNDELIVERED = "cancelled"
-"""Reason with which a batch comes back that its sampler never got."""
+UNDELIVERED = frozenset({"cancelled", "damaged"})
+"""Reasons with which a batch comes back that its sampler never got."""
 
 OrderKey = tuple[int, int, str]
 """(weight version, seq of the submission, group id)."""
@@ -466,7 +466,7 @@ class Book:
         batch = _check_batch(self, event, "return")
         del self.batches[event.batch]
         reported = self._windows_out.pop(event.batch, None)
-        if reported is not None and event.reason == UNDELIVERED:
+        if reported is not None and event.reason in UNDELIVERED:
             self._count_in(batch.partition).add(reported)
         for group_id in batch.group_ids:
             group = self.groups[group_id]

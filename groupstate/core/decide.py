@@ -6,7 +6,8 @@ Rule 2: the cost is that of what changed: a group is judged once when it becomes
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import attrs
 
@@ -26,6 +27,7 @@ class Evict:
     lag: int
     credit: int
     shared_value: float | None = None
+    message: str = ""
 
 
 @attrs.frozen
@@ -48,18 +50,26 @@ class Judgement:
 # Eviction --------------------------------------------------------------------------------------------
 
 
-def judged(book: Book, rules: Rules, candidates: Iterable[Group], *, demand: int | None) -> Judgement:
+def judged(
+    book: Book,
+    rules: Rules,
+    candidates: Iterable[Group],
+    *,
+    demand: int | None,
+    damaged: Mapping[str, str] = MappingProxyType({}),
+) -> Judgement:
     """Which of the terminal training groups in `candidates` are evicted, and what that earns.
 
     Args:
         demand: groups that the oldest waiting `sample()` wants; None if none waits. In sync mode credit is
             earned only while the demand is unmet.
+        damaged: groups of which a payload can't be read, with what is wrong.
     """
     found, missing, kept = [], [], []
     for group in candidates:
         if group.phase not in TERMINAL or group.partition != TRAIN:
             continue
-        verdict = reasons_of(group, book.lag(group), rules)
+        verdict = reasons_of(group, book.lag(group), rules, damaged=group.group_id in damaged)
         if isinstance(verdict, Missing):
             missing.append(verdict)
         elif verdict:
@@ -75,6 +85,7 @@ def judged(book: Book, rules: Rules, candidates: Iterable[Group], *, demand: int
             book.lag(group),
             credit_of(reasons, rules, unmet=unmet),
             _shared_value(group, rules) if "zero_variance" in reasons else None,
+            damaged.get(group.group_id, ""),
         )
         for group, reasons in found
     )
@@ -94,10 +105,10 @@ def newly_stale(book: Book, rules: Rules) -> list[Group]:
     return stale
 
 
-def reasons_of(group: Group, lag: int, rules: Rules) -> tuple[EvictReason, ...] | Missing:
+def reasons_of(group: Group, lag: int, rules: Rules, *, damaged: bool = False) -> tuple[EvictReason, ...] | Missing:
     """Why a terminal training group is evicted, alphabetically; empty if it is kept."""
     reasons: list[EvictReason] = []
-    ended = _ended_reason(group, rules)
+    ended = _ended_reason(group, rules, damaged)
     if ended is not None:
         reasons.append(ended)
     if rules.drops_stale and rules.lag_max is not None and lag > rules.lag_max:
@@ -112,10 +123,12 @@ def reasons_of(group: Group, lag: int, rules: Rules) -> tuple[EvictReason, ...] 
     return tuple(sorted(reasons))
 
 
-def _ended_reason(group: Group, rules: Rules) -> EvictReason | None:
+def _ended_reason(group: Group, rules: Rules, damaged: bool) -> EvictReason | None:
     """At most one of these, the first that holds."""
     if group.cancelled:
         return "cancelled"
+    if damaged:
+        return "damaged"
     rows = group.trajectory_count
     if group.phase is Phase.FAILURE and rows and group.finished_count < (rules.survivors_min or 0):
         return "too_few"

@@ -113,17 +113,18 @@ def _in_flight(book: Book, group: Group, now_ns: int) -> GroupInFlight:
 def _ways(book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, dispatches: bool) -> list[str]:
     ways = []
     in_flight = book.in_flight_count(request.partition)
-    runner = "the rollout's sessions" if dispatches else "the code that dispatches sessions"
     if in_flight:
-        ways.append(f"{runner} must end; run.cancel(group) gives one up")
+        runner = "the rollout runs them" if dispatches else "whoever dispatches them must report their end"
+        ways.append(f"sessions in flight must end ({runner}); run.cancel(group) gives a group up")
     if held_by_stale(book, rules) and request.partition == TRAIN:
         ways.append("the group at the lag bound must end before anything is sampled (on_stale='wait')")
     missing = request.size - book.ready_count(request.partition) - in_flight
     if missing > 0:
+        groups = "1 group" if missing == 1 else f"{missing} groups"
         if request.partition != TRAIN or not has_source:
-            ways.append(f"only a submit can supply the missing {missing} groups: run.submit(...)")
+            ways.append(f"only a submit can supply the missing {groups}: run.submit(...)")
         elif not book.source_exhausted:
-            ways.append(f"the source must supply {missing} more prompts")
+            ways.append(f"the source must supply prompts for {groups} more")
         else:
-            ways.append(f"the source is exhausted: {missing} groups too few, sample a smaller batch")
+            ways.append(f"the source is exhausted, {groups} short: sample a smaller batch")
     return ways

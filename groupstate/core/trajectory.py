@@ -233,10 +233,9 @@ def _is_unicode(text: str) -> bool:
 
 def _shown(value: Any) -> str:
     """A value in an error's text, however long it is."""
-    try:
-        text = repr(value)
-    except ValueError:
-        text = f"an integer of {value.bit_length()} bits"
+    # Python refuses to write out an integer of thousands of digits.
+    is_huge = isinstance(value, int) and value.bit_length() > 512
+    text = f"an integer of {value.bit_length()} bits" if is_huge else repr(value)
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
 
 

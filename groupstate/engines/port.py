@@ -91,6 +91,11 @@ class Engine(Protocol):
     @property
     def weight_version(self) -> int: ...
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """For prompts and answers as text; None for an engine of token ids alone."""
+        ...
+
     async def generate(self, request: Request) -> Generation:
         """Answer one request; many may be under way at once.
 

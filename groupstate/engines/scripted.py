@@ -62,7 +62,7 @@ class ScriptedEngine:
         """Versions and weights in the order they came."""
         self._script = script
         self._call_count = 0
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._context = context
         self._log_prob = log_prob
         self._weight_version = weight_version
@@ -172,7 +172,7 @@ class ScriptedEngine:
             log_probs=(self._log_prob,) * len(row.token_ids),
             spans=_spans(row.versions),
             finish_reason=finish_reason,
-            text=self._tokenizer.decode(row.token_ids) if self._tokenizer else "",
+            text=self.tokenizer.decode(row.token_ids) if self.tokenizer else "",
         )
 
     def _check(self, request: Request) -> None:

@@ -92,7 +92,7 @@ class TorchEngine:
             raise EngineError(f"slots_max is {slots_max}; it must be at least 1")
         own = Transformer(model, seed=seed) if isinstance(model, TransformerConfig) else copy.deepcopy(model)
         self._model = own.to(device).eval()
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._slots_max = slots_max
         self._threads = threads
         self._weight_version = weight_version
@@ -241,9 +241,9 @@ class TorchEngine:
         self._rows.pop(row.request.id, None)
 
     def _with_text(self, generation: Generation) -> Generation:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return generation
-        return attrs.evolve(generation, text=self._tokenizer.decode(generation.token_ids))
+        return attrs.evolve(generation, text=self.tokenizer.decode(generation.token_ids))
 
     # The worker's side -----------------------------------------------------------------------------
 

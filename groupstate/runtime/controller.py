@@ -6,12 +6,13 @@ Rule 3: waiters are served in order of arrival, partition by partition.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 import anyio
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import UNDELIVERED, OpenRequest
+from groupstate.core.book import OpenRequest
 from groupstate.core.decide import (
     Evict,
     Missing,
@@ -106,6 +107,8 @@ class Controller:
         """Prompts of the groups in flight."""
         self.changed = Signal()
         self.missing: dict[str, Missing] = {}
+        self.damaged: dict[str, str] = {}
+        """Groups of which a payload can't be read, with what is wrong."""
         self.streak = 0
         """Training groups evicted since the last one became sampleable."""
         self.streak_reasons: Counter[str] = Counter()
@@ -128,6 +131,7 @@ class Controller:
             self._aged = True
         elif isinstance(event, ev.GroupEvicted):
             self.missing.pop(event.group_id, None)
+            self.damaged.pop(event.group_id, None)
 
     def rejudge(self) -> None:
         """Put every terminal group before the rules again (after recovery)."""
@@ -161,7 +165,7 @@ class Controller:
             candidates += [group for group in newly_stale(self.book, self.rules) if group.group_id not in seen]
         if not candidates:
             return False
-        judgement = judged(self.book, self.rules, candidates, demand=demand)
+        judgement = judged(self.book, self.rules, candidates, demand=demand, damaged=self.damaged)
         for missing in judgement.missing:
             self.missing[missing.group_id] = missing
         if judgement.kept:
@@ -178,7 +182,7 @@ class Controller:
         metric = self.rules.filter_metric if evict.shared_value is not None else None
         self.ledger.record(
             ev.GroupEvicted(
-                evict.group_id, evict.reasons, evict.lag, evict.credit, evict.shared_value, metric=metric or ""
+                evict.group_id, evict.reasons, evict.lag, evict.credit, evict.shared_value, metric or "", evict.message
             )
         )
 
@@ -375,11 +379,20 @@ class Controller:
         self.settle()
         return waiter
 
+    def give_back_damaged(self, claim: Claim, damaged: Mapping[str, str]) -> None:
+        """A claim of which payloads can't be read goes back; the next round of the rules evicts what is damaged."""
+        for group_id, text in damaged.items():
+            log.warning("a payload can't be read, so its group is evicted", group=group_id, error=text)
+        self.damaged.update(damaged)
+        self._unjudged.update(dict.fromkeys(damaged))
+        self.ledger.record(ev.BatchReturned(claim.batch, "damaged"))
+        self.settle()
+
     def withdraw(self, waiter: Waiter, reason: str) -> None:
         """A sampler stopped waiting: what it had been given goes back."""
         if waiter.claim is not None:
             if waiter.claim.batch in self.book.batches:
-                self.ledger.record(ev.BatchReturned(waiter.claim.batch, UNDELIVERED))
+                self.ledger.record(ev.BatchReturned(waiter.claim.batch, "cancelled"))
         elif waiter.error is None:
             del self.waiters[waiter.request]
             self.ledger.record(ev.BatchRequestCancelled(waiter.request, reason))

@@ -127,6 +127,7 @@ class Rollout:
 
     def _unreadable(self, group: Group, error: DamagedPayload) -> None:
         log.warning("the prompt can't be read, so the group fails", group=group.group_id, error=str(error))
+        self._controller.damaged[group.group_id] = str(error)
         del self._scopes[group.group_id]
         for session in range(group.size):
             attempt = group.sessions[session].attempt

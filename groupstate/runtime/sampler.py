@@ -5,6 +5,7 @@ Rule 2: a batch leaves the process only once its claim is durable.
 Rule 3: cancelled at whatever point, it gives back what it had.
 """
 
+import math
 from collections.abc import Sequence
 
 import anyio
@@ -18,7 +19,7 @@ from groupstate.core.explain import Explanation, explain
 from groupstate.core.group import Group
 from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.core.trajectory import Trajectory, restored
-from groupstate.errors import RunIsClosed, SampleError, SamplerBusy, SampleTimeout
+from groupstate.errors import DamagedPayload, RunIsClosed, SampleError, SamplerBusy, SampleTimeout
 from groupstate.runtime.controller import Claim, Controller, Waiter
 from groupstate.runtime.logs import Logger
 
@@ -51,19 +52,35 @@ class Sampler:
             WeightVersionError: `weight_version` is below the current one.
             SampleError: the batch can't come (see its subclasses); what is sampleable stays so.
             RunIsClosed: the run is closed.
+            DamagedPayload: of a validation group; a damaged training group is evicted and another awaited.
             LogFailed: the log is broken.
         """
         self._check(batch_size, partition)
         if weight_version is not None:
             self._ledger.publish(weight_version)
+        deadline = anyio.current_time() + timeout_s if timeout_s is not None else math.inf
+        while True:
+            batch = await self._claimed(batch_size, partition, deadline)
+            if batch is not None:
+                return batch
+
+    async def _claimed(self, batch_size: int, partition: str, deadline: float) -> Batch | None:
+        """One claim and its batch; None if something in it was damaged and has been evicted."""
         waiter = self._controller.request(batch_size, partition)
         try:
-            await self._answered(waiter, partition, timeout_s)
+            await self._answered(waiter, partition, deadline)
             if waiter.error is not None:
                 raise waiter.error
             assert waiter.claim is not None
             await self._ledger.log.durable(waiter.claim.seq)
-            return await self._batch(waiter.claim, partition)
+            data, damaged = await self._payloads(waiter.claim)
+            if not damaged:
+                return _batch(waiter.claim, partition, data)
+            if partition != TRAIN:
+                group_id, text = next(iter(damaged.items()))
+                raise DamagedPayload(f"validation group {group_id!r}: {text}")
+            self._controller.give_back_damaged(waiter.claim, damaged)
+            return None
         except SampleTimeout:
             self._controller.withdraw(waiter, "timeout")
             raise
@@ -109,9 +126,9 @@ class Sampler:
                 "of sync mode; ask for less or raise batch_size"
             )
 
-    async def _answered(self, waiter: Waiter, partition: str, timeout_s: float | None) -> None:
+    async def _answered(self, waiter: Waiter, partition: str, deadline: float) -> None:
         """Wait for the answer; warn each time that nothing has happened for `stall_s`."""
-        deadline = anyio.current_time() + timeout_s if timeout_s is not None else float("inf")
+        began = anyio.current_time()
         stall_s = self._controller.rules.stall_s or float("inf")
         while not waiter.answered.is_set():
             left = deadline - anyio.current_time()
@@ -120,22 +137,35 @@ class Sampler:
             if waiter.answered.is_set():
                 break
             if anyio.current_time() >= deadline:
-                raise SampleTimeout(f"no batch within {timeout_s} s\n{self.explain(partition)}")
+                raise SampleTimeout(f"no batch within {deadline - began:g} s\n{self.explain(partition)}")
             if self._ledger.clock_ns() - self._controller.progress_at_ns >= stall_s * 1e9:
                 log.warning("sample() is stalled", explanation=str(self.explain(partition)))
         # A set event is passed without suspending; the caller's cancellation must still be seen.
         await anyio.lowlevel.checkpoint_if_cancelled()
 
-    async def _batch(self, claim: Claim, partition: str) -> Batch:
+    async def _payloads(self, claim: Claim) -> tuple[dict[int, bytes], dict[str, str]]:
+        """Payloads by key, and the groups of which one can't be read."""
         store = self._ledger.log.payloads
-        refs = [ref for group in claim.groups for ref in group.payloads()]
+        data: dict[int, bytes] = {}
+        damaged: dict[str, str] = {}
 
-        def read() -> dict[int, bytes]:
-            return {ref.key: store.get(ref) for ref in refs}
+        def read() -> None:
+            for group in claim.groups:
+                try:
+                    data.update((ref.key, store.get(ref)) for ref in group.payloads())
+                except DamagedPayload as error:
+                    damaged[group.group_id] = str(error)
 
-        data = await anyio.to_thread.run_sync(read) if refs and store.blocks else read()
-        groups = tuple(_batch_group(g, lag, data) for g, lag in zip(claim.groups, claim.lags, strict=True))
-        return Batch(claim.batch, partition, groups, claim.weight_version, claim.metrics)
+        if store.blocks:
+            await anyio.to_thread.run_sync(read)
+        else:
+            read()
+        return data, damaged
+
+
+def _batch(claim: Claim, partition: str, data: dict[int, bytes]) -> Batch:
+    groups = tuple(_batch_group(g, lag, data) for g, lag in zip(claim.groups, claim.lags, strict=True))
+    return Batch(claim.batch, partition, groups, claim.weight_version, claim.metrics)
 
 
 def _batch_group(group: Group, lag: int, data: dict[int, bytes]) -> BatchGroup:

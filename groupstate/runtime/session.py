@@ -55,9 +55,9 @@ class SessionContext:
         """Token ids of a text by the engine's tokenizer; token ids as they are."""
         if not isinstance(prompt, str):
             return list(prompt)
-        tokenizer = getattr(self._engine, "tokenizer", None)
+        tokenizer = self._engine.tokenizer
         if tokenizer is None:
-            raise EngineError("this engine has no tokenizer; give it token ids")
+            raise EngineError("this engine has no tokenizer, so it takes token ids and no text")
         return list(tokenizer.encode(prompt))
 
     def trajectory(

@@ -47,7 +47,7 @@ def test_groups_in_flight_are_shown_with_their_ages_and_sessions() -> None:
         "sample(1) in partition 'train' waits: 0 of 1 groups are sampleable",
         "sampleable 0, in flight 1, refills owed 0",
         "  'a' is running, lag 2, submitted 15.0 s ago, quiet for 5.0 s, sessions open [1], to begin [2]",
-        "to go on: the rollout's sessions must end; run.cancel(group) gives one up",
+        "to go on: sessions in flight must end (the rollout runs them); run.cancel(group) gives a group up",
     ]
 
 
@@ -82,22 +82,22 @@ def test_the_oldest_waiter_is_the_one_that_is_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dispatches", "who"), [(True, "the rollout's sessions"), (False, "the code that dispatches sessions")]
+    ("dispatches", "who"), [(True, "the rollout runs them"), (False, "whoever dispatches them must report their end")]
 )
 def test_who_must_end_the_sessions_is_named(dispatches: bool, who: str) -> None:
     found = explained(play("submit a/1", "sample 1"), dispatches=dispatches)
 
-    assert found.unblocked_by == (f"{who} must end; run.cancel(group) gives one up",)
+    assert found.unblocked_by == (f"sessions in flight must end ({who}); run.cancel(group) gives a group up",)
 
 
 @pytest.mark.parametrize(
     ("lines", "partition", "has_source", "way"),
     [
-        ([], "train", True, "the source must supply 3 more prompts"),
+        ([], "train", True, "the source must supply prompts for 3 groups more"),
         ([], "train", False, "only a submit can supply the missing 3 groups: run.submit(...)"),
         ([], "val", True, "only a submit can supply the missing 3 groups: run.submit(...)"),
         (["exhausted"], "val", True, "only a submit can supply the missing 3 groups: run.submit(...)"),
-        (["exhausted"], "train", True, "the source is exhausted: 3 groups too few, sample a smaller batch"),
+        (["exhausted"], "train", True, "the source is exhausted, 3 groups short: sample a smaller batch"),
     ],
 )
 def test_who_could_supply_what_is_missing_is_named(
@@ -114,8 +114,8 @@ def test_what_is_in_flight_and_sampleable_is_not_missing() -> None:
     story = play("submit a/1", "submit b/1", "start a", "finish a acc=1", "sample 4")
 
     assert explained(story).unblocked_by == (
-        "the rollout's sessions must end; run.cancel(group) gives one up",
-        "the source must supply 2 more prompts",
+        "sessions in flight must end (the rollout runs them); run.cancel(group) gives a group up",
+        "the source must supply prompts for 2 groups more",
     )
 
 
@@ -126,7 +126,7 @@ def test_a_group_at_the_lag_bound_is_named_with_what_must_happen() -> None:
 
     assert found.blocked_by == "group 'old' in flight has lag 1, the bound is 1"
     assert found.unblocked_by == (
-        "the rollout's sessions must end; run.cancel(group) gives one up",
+        "sessions in flight must end (the rollout runs them); run.cancel(group) gives a group up",
         "the group at the lag bound must end before anything is sampled (on_stale='wait')",
     )
 
@@ -136,7 +136,7 @@ def test_the_bound_of_training_holds_no_validation() -> None:
     story = play("submit old/1", "publish 1", "sample 1", "sample 1 partition=val", rules=rules)
 
     assert explained(story, partition="val").unblocked_by == (
-        "only a submit can supply the missing 1 groups: run.submit(...)",
+        "only a submit can supply the missing 1 group: run.submit(...)",
     )
 
 
