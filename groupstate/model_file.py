@@ -64,7 +64,7 @@ def engine_from_file(
     except RuntimeError as error:
         raise BadInput(f"{path}: the weights don't fit the model: {error}") from error
     tokenizer = _tokenizer(path, alphabet or _found(state, "alphabet"), network.config.vocabulary_size)
-    engine = TorchEngine(
+    return TorchEngine(
         network,
         tokenizer,
         slots_max=SLOTS_MAX if slots_max is None else slots_max,
@@ -72,9 +72,6 @@ def engine_from_file(
         seed=seed,
         threads=threads,
     )
-    # Where `ctx.generate(text)` looks for it.
-    setattr(engine, "tokenizer", tokenizer)  # noqa: B010
-    return engine
 
 
 def engine_from_options(options: Mapping[str, Any], where: str) -> Engine:

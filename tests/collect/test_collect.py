@@ -144,7 +144,6 @@ async def test_an_unusable_reward_is_a_recorded_failure(tmp_path, score):
         return score if prompt.content == "q0" else 1.0
 
     engine = ScriptedEngine(lambda prompt_ids: [65], tokenizer=Tokenizer())
-    engine.tokenizer = Tokenizer()
     out = tmp_path / "rows.jsonl"
     done = await collect(
         prompts=prompts(2), out=out, session=session_from_reward(reward), engine=engine, groups=2, group_size=2
