@@ -197,6 +197,60 @@ def test_a_refill_has_the_size_of_the_group_that_it_replaces() -> None:
     assert {name: story.group(name).size for name in story.refills()} == {"r1": 5, "r2": 1}
 
 
+DAMAGED = {"g": "payload 3 is not in the store"}
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize(
+    ("made_of", "reasons"),
+    [
+        ("mixed", ("damaged",)),
+        ("flat", ("damaged", "zero_variance")),
+        ("failed with rows", ("damaged",)),
+        ("failed without rows", ("damaged",)),
+        ("finished without rows", ("damaged",)),
+        ("cancelled with rows", ("cancelled",)),
+    ],
+)
+def test_a_group_whose_payload_can_not_be_read_goes_as_damaged(
+    mode: str, made_of: str, reasons: tuple[str, ...]
+) -> None:
+    rules = matrix_rules(mode, {"survivors_min": 2}, "off")
+    story = play("submit g/2", "start g", *MADE_OF[made_of], rules=rules, controlled=False)
+    (evict,) = judged(story.book, rules, [story.group("g")], demand=1, damaged=DAMAGED).evictions
+
+    assert (evict.reasons, evict.message) == (reasons, "payload 3 is not in the store")
+    assert evict.credit == (2 if mode == "sync" and "zero_variance" in reasons else 1)
+
+
+def test_the_damage_of_one_group_is_not_that_of_another() -> None:
+    rules = Rules()
+    story = play("submit a/1", "start a", "finish a acc=1", rules=rules, controlled=False)
+
+    assert judged(story.book, rules, [story.group("a")], demand=None, damaged=DAMAGED).kept == ("a",)
+
+
+def test_a_damaged_validation_group_is_not_evicted() -> None:
+    story = play("submit g/1 partition=val", "start g", "finish g acc=1")
+
+    assert judged(story.book, Rules(), [story.group("g")], demand=None, damaged=DAMAGED) == Judgement((), (), ())
+
+
+def test_a_claim_with_damage_goes_back_and_what_is_damaged_is_evicted_and_refilled() -> None:
+    story = play(
+        "submit a/1", "submit b/1", "start a", "start b", "finish a acc=1", "finish b acc=1", "sample 2",
+        rules=Rules(), source=["r1"],
+    )  # fmt: skip
+    controller, claim = story.controller, story.waiters[0].claim
+    assert controller is not None
+    assert claim is not None
+    controller.give_back_damaged(claim, {"b": "gone"})
+    (event,) = story.events(ev.GroupEvicted)
+
+    assert (event.group_id, event.reasons, event.message) == ("b", ("damaged",), "gone")
+    assert (story.ready(), story.refills(), controller.damaged) == (["a"], ["r1"], {})
+
+
 @pytest.mark.parametrize(
     ("made_of", "reason"),
     [
@@ -675,6 +729,73 @@ def test_under_capacity_credit_beyond_the_free_capacity_is_forfeited() -> None:
     assert story.refills() == []
 
 
+# (rule, batch_size, (sampleable, in flight, owed), refills)
+ROOMS: list[tuple[Admission, int, tuple[int, int, int], int]] = [
+    (PerBatch(), 4, (0, 9, 3), 3),
+    (Slots(n=4), 4, (0, 0, 3), 3),
+    (Slots(n=4), 4, (0, 2, 3), 2),
+    (Slots(n=4), 4, (0, 4, 3), 0),
+    (Slots(n=4), 4, (0, 5, 3), 0),
+    (Slots(n=4), 4, (2, 1, 3), 1),
+    (Slots(n=4, ready_max=2), 4, (2, 1, 3), 3),
+    (Slots(n=4, ready_max=2), 4, (4, 1, 3), 1),
+    (Capacity(lag_max=0), 4, (0, 0, 3), 3),
+    (Capacity(lag_max=0), 4, (1, 1, 3), 2),
+    (Capacity(lag_max=0), 4, (2, 2, 3), 0),
+    (Capacity(lag_max=0), 4, (3, 3, 3), 0),
+    (Capacity(lag_max=1), 4, (3, 3, 3), 2),
+]
+
+
+@pytest.mark.parametrize(("rule", "batch_size", "counts", "refills"), ROOMS)
+def test_refills_take_the_places_that_admission_has(
+    rule: Admission, batch_size: int, counts: tuple[int, int, int], refills: int
+) -> None:
+    good, running, owed = counts
+    story = owing(sync_story(good=good, running=running), owed)
+    rules = Rules(batch_size=batch_size, admission=rule)
+    beyond = owed - refills
+
+    assert refills_now(story.book, rules) == refills
+    assert forfeits(story.book, rules) == ((beyond, "admission") if isinstance(rule, Capacity) and beyond else None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "refills"),
+    [(None, 2), (Slots(n=3), 1), (Slots(n=9), 2), (Capacity(lag_max=0), 2), (Capacity(lag_max=9), 2)],
+)
+def test_in_sync_mode_the_tighter_bound_holds(rule: Admission | None, refills: int) -> None:
+    story = owing(sync_story("sample 4", running=2), 5)
+
+    assert refills_now(story.book, replace(SYNC, admission=rule)) == refills
+
+
+@pytest.mark.xfail(
+    strict=True, reason="credit that waits for a slot in flight is forfeited as if capacity were used up"
+)
+def test_under_capacity_credit_of_sync_mode_still_waits_for_slots() -> None:
+    rules = replace(SYNC, batch_size=2, admission=Capacity(lag_max=9))
+    story = play(
+        "submit same/2", "submit slow/2", "start same", "start slow", "sample 2", "finish same acc=0",
+        rules=rules, source=["r1", "r2"],
+    )  # fmt: skip
+
+    assert story.events(ev.RefillForfeited) == []
+    assert len(story.book.credits) == 1
+
+
+@pytest.mark.xfail(
+    strict=True, reason="credit that has no slot is no shortage either, and nothing is in flight: a hang"
+)
+def test_under_slots_a_sampler_is_not_kept_waiting_by_credit_that_finds_no_slot() -> None:
+    story = play(
+        "submit a/1", "submit b/1", "start a", "start b", "sample 2", "finish a acc=1", "fail b",
+        rules=Rules(admission=Slots(n=1)), source=["r1", "r2"],
+    )  # fmt: skip
+
+    assert story.book.in_flight_count() == 1
+
+
 def test_under_slots_a_refill_takes_no_more_than_the_slots() -> None:
     rules = Rules(lag_max=0, admission=Slots(n=1, ready_max=1))
     story = play(
@@ -706,13 +827,26 @@ def test_the_shortage_is_what_waiters_want_beyond_what_is_there_or_coming(
     for number, size in enumerate(demands, 1):
         story.record(ev.BatchRequested(number, "train", size, 0))
 
-    assert shortage(story.book) == short
+    assert shortage(story.book, Rules()) == short
+
+
+@pytest.mark.parametrize(
+    ("good", "running", "demand", "short"),
+    [(0, 0, 2, 2), (0, 0, 9, 4), (2, 0, 9, 4), (2, 3, 9, 1), (0, 4, 9, 0), (0, 5, 9, 0), (3, 0, 4, 1)],
+)
+def test_a_shortage_goes_past_what_admission_allows_but_never_past_free_slots(
+    good: int, running: int, demand: int, short: int
+) -> None:
+    story = sync_story(good=good, running=running)
+    story.record(ev.BatchRequested(1, "train", demand, 0))
+
+    assert shortage(story.book, Rules(admission=Slots(n=4))) == short
 
 
 def test_validation_demands_are_no_shortage() -> None:
     story = play("sample 3 partition=val")
 
-    assert shortage(story.book) == 0
+    assert shortage(story.book, Rules()) == 0
 
 
 Counts = tuple[int, int, int, list[int]]
@@ -910,6 +1044,17 @@ def test_the_oldest_are_selected_by_version_then_by_submission() -> None:
     assert [group.group_id for group in selected(story.book, story.book.requests[1])] == ["b", "a"]
 
 
+def test_of_groups_that_are_wanted_by_name_only_those_are_selected() -> None:
+    story = play("sample 2 partition=val")
+    for name in ("a", "b", "c"):
+        story.tell(f"submit {name}/1 partition=val", f"start {name}", f"finish {name} acc=1")
+    request = story.book.requests[1]
+
+    assert [g.group_id for g in selected(story.book, request)] == ["a", "b"]
+    assert [g.group_id for g in selected(story.book, request, wanted=frozenset("bc"))] == ["b", "c"]
+    assert [g.group_id for g in selected(story.book, request, wanted=frozenset("cx"))] == ["c"]
+
+
 def test_of_more_than_enough_each_batch_takes_different_ones() -> None:
     lines = [line for i in range(10) for line in (f"submit g{i}/1", f"start g{i}", f"finish g{i} acc=1")]
     story = play(*lines, "sample 4", "sample 4", "sample 4", rules=Rules())
@@ -987,6 +1132,13 @@ def test_while_credit_is_outstanding_nobody_is_hopeless() -> None:
     story = owing(sync_story("sample 3", "exhausted"), 1)
 
     assert unservable(story.book) is None
+
+
+def test_a_source_that_gives_nothing_any_more_is_as_good_as_exhausted() -> None:
+    book = sync_story("sample 3", good=2).book
+
+    assert unservable(book) is None
+    assert unservable(book, no_more=True) == book.requests[1]
 
 
 def test_validation_is_never_hopeless() -> None:

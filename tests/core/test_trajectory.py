@@ -257,6 +257,38 @@ def test_a_field_of_a_wrong_type_fails_its_session_and_nothing_else(field: str, 
     assert story.phase("g") == "failure"
 
 
+class Foreign:
+    """A number of another library that can't be made a float, and says so in its own way."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("more than one element")
+
+
+@pytest.mark.xfail(strict=True, reason="another error than UnusableResult escapes, and the session stays open")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reward": Foreign()},
+        {"response_ids": [1], "log_probs": [Foreign()]},
+        {"response_ids": [1], "log_probs": {"a": math.nan}.values()},
+        {"response_ids": [1], "spans": [SPAN(0, 1, 2**70)]},
+    ],
+    ids=["reward", "log_probs", "a view", "version"],
+)
+def test_whatever_foreign_values_raise_fails_their_session_alone(fields: dict[str, Any]) -> None:
+    assert ended_with(Trajectory(**fields)).phase("g") == "failure"
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a failure's text with half a surrogate pair can't be recorded, and the error escapes"
+)
+def test_a_failure_is_recorded_whatever_its_text() -> None:
+    story = play("submit g/1", "start g")
+    story.ledger.fail("g", 0, 1, "error", "FileNotFoundError: 'caf\udce9.txt'")
+
+    assert story.phase("g") == "failure"
+
+
 def test_what_can_not_be_recorded_is_the_sessions_failure() -> None:
     story = ended_with(Trajectory(reward=math.nan))
     session = story.group("g").sessions[0]
@@ -321,11 +353,10 @@ def test_a_payload_of_another_number_of_rows_is_an_error() -> None:
         restored([ev.TrajectoryRecord(0), ev.TrajectoryRecord(1)], payload)
 
 
-JSON_LIKE = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=5,
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5)
 )
+JSON_LIKE = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=3)
 
 
 @st.composite
