@@ -136,6 +136,10 @@ class RolloutDied(SampleError):
     """The rollout ended with an error, so what a sampler waits for will not come."""
 
 
+class SourceFailed(SampleError):
+    """The prompt source raised, or gave what can't be submitted, and what is left can't make up the batch."""
+
+
 class RunIsClosed(GroupstateError):
     """The run is closed or closing."""
 

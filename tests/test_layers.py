@@ -33,10 +33,11 @@ MAY_IMPORT = {
     "integrations": MIDDLE,
     "runtime": MIDDLE,
     "sync": "runtime",
+    "collect": OUTER,
     "simulate": OUTER,
     "testing": f"simulate {OUTER}",
     "demo": f"groupstate sync simulate {OUTER}",
-    "cli": f"sync demo testing simulate {OUTER}",
+    "cli": f"sync demo collect testing simulate {OUTER}",
     "__main__": "cli",
     FRONT_DOOR: f"runtime {MIDDLE}",
 }
@@ -84,7 +85,7 @@ TORCH_FILES = {
 }
 """Where torch may be imported at the top of a file, beside demo/."""
 
-TORCH_INSIDE = ("batch.py", "tensors.py")
+TORCH_INSIDE = ("batch.py", "tensors.py", "engines/model_file.py")
 """Where it may be imported inside functions and for the type checker."""
 
 VLLM_FILE = "engines/vllm.py"

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from groupstate.cli.collecting import run
 from groupstate.cli.doing import demo, scenario
 from groupstate.cli.looking import check, log, show, why
-from groupstate.cli_run import run
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 

@@ -5,6 +5,7 @@ Rule 2: the cost is that of what changed: a group is judged once when it becomes
 `sample()` waits), and a new weight version looks only at the groups that it makes stale.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -245,10 +246,16 @@ def _capacity(book: Book, rules: Rules, rule: Capacity) -> int:
     return (rule.lag_max + book.weight_version + 1) * rules.batch_size - consumed
 
 
-def shortage(book: Book) -> int:
-    """Groups that waiting samplers need beyond what is sampleable, in flight or owed as refills."""
+def shortage(book: Book, rules: Rules) -> int:
+    """Groups to draw because waiting samplers need them beyond what is sampleable, in flight or owed.
+
+    It goes past what admission would let start, or they would wait for ever, but never past free slots."""
     wanted = sum(request.size for request in book.waiting())
-    return max(0, wanted - book.ready_count() - book.in_flight_count() - len(book.credits))
+    short = wanted - book.ready_count() - book.in_flight_count() - len(book.credits)
+    rule = rules.admission_rule
+    if isinstance(rule, Slots):
+        short = min(short, rule.n - book.in_flight_count())
+    return max(0, short)
 
 
 def admissible(book: Book, rules: Rules) -> int:
@@ -295,10 +302,12 @@ def why_not(book: Book, rules: Rules, request: OpenRequest) -> str | None:
     return None
 
 
-def selected(book: Book, request: OpenRequest) -> list[Group]:
-    """The oldest groups by (version, submission order)."""
+def selected(book: Book, request: OpenRequest, *, wanted: frozenset[str] | None = None) -> list[Group]:
+    """The oldest groups by (version, submission order), of those that are wanted; fewer if there are no more."""
     ready = book.ready(request.partition)
-    return [next(ready) for _ in range(request.size)]
+    if wanted is not None:
+        ready = (group for group in ready if group.group_id in wanted)
+    return list(itertools.islice(ready, request.size))
 
 
 def surplus(book: Book, rules: Rules, request: OpenRequest, chosen: Iterable[Group]) -> list[Evict]:
@@ -311,9 +320,13 @@ def surplus(book: Book, rules: Rules, request: OpenRequest, chosen: Iterable[Gro
     return [Evict(g.group_id, ("surplus",), book.lag(g), 0) for g in book.ready() if g.group_id not in taken]
 
 
-def unservable(book: Book) -> OpenRequest | None:
-    """With the source exhausted: the first waiting training sampler that what is left can't serve."""
-    if not book.source_exhausted or book.credits:
+def unservable(book: Book, *, no_more: bool = False) -> OpenRequest | None:
+    """With no more prompts to come: the first waiting training sampler that what is left can't serve.
+
+    Args:
+        no_more: the source gives nothing any more, exhausted or not.
+    """
+    if not (book.source_exhausted or no_more) or book.credits:
         return None
     left = book.ready_count() + book.in_flight_count()
     for request in book.waiting():

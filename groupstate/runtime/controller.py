@@ -35,15 +35,18 @@ from groupstate.core.prompt import Prompt, encoded_prompt, prompt_length
 from groupstate.errors import (
     DuplicateGroup,
     EvictionStreak,
+    LogFailed,
     MissingMetric,
     NotEnoughGroups,
     RefillLimitExceeded,
     RolloutDied,
     RunIsClosed,
     SampleError,
+    SourceFailed,
 )
 from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.logs import Logger
+from groupstate.runtime.session import describe
 from groupstate.runtime.sources import Source
 
 log = Logger("groupstate.controller")
@@ -66,6 +69,7 @@ class Waiter:
     """A `sample()` that waits; exactly one of `claim` and `error` is set before `answered`."""
 
     request: int
+    wanted: frozenset[str] | None = None
     answered: anyio.Event = attrs.field(factory=anyio.Event)
     claim: Claim | None = None
     error: Exception | None = None
@@ -99,9 +103,11 @@ class Controller:
         self.admits = False
         """A rollout is running that may be given new prompts; else only refills and shortages are drawn."""
         self.closing = False
-        self.dead: Exception | None = None
+        self.dead: BaseException | None = None
         """Why the rollout ended, once it died."""
         self.death_told = False
+        self.source_error: Exception | None = None
+        """What the source raised; nothing is drawn from it any more."""
         self.waiters: dict[int, Waiter] = {}
         self.prompts: dict[str, Prompt] = {}
         """Prompts of the groups in flight."""
@@ -188,15 +194,15 @@ class Controller:
 
     def _forfeit(self) -> bool:
         found = forfeits(self.book, self.rules)
-        if found is None and self.book.credits and self.source is None:
-            found = len(self.book.credits), "no source"
+        if found is None and self.book.credits and not self._can_draw():
+            found = len(self.book.credits), "no source" if self.source is None else "source failed"
         if found is None:
             return False
         self.ledger.record(ev.RefillForfeited(*found))
         return True
 
     def _refill(self) -> bool:
-        if self.closing or self.source is None:
+        if self.closing or not self._can_draw():
             return False
         count = refills_now(self.book, self.rules)
         for _ in range(count):
@@ -205,9 +211,9 @@ class Controller:
         return count > 0
 
     def _admit(self) -> bool:
-        if self.closing or self.source is None or self.book.source_exhausted:
+        if self.closing or not self._can_draw():
             return False
-        count = shortage(self.book)
+        count = shortage(self.book, self.rules)
         if self.admits:
             count = max(count, admissible(self.book, self.rules))
         held = held_by_stale(self.book, self.rules)
@@ -228,30 +234,46 @@ class Controller:
         """Submit the source's next prompt; False once there is none."""
         assert self.source is not None
         position = self.source.position
-        prompt = self.source.draw()
-        if prompt is None:
-            log.info("source exhausted", source=self.source.name, position=position)
-            self.ledger.record(ev.SourceExhausted(self.source.name, position))
+        try:
+            prompt = self.source.draw()
+            if prompt is None:
+                log.info("source exhausted", source=self.source.name, position=position)
+                self.ledger.record(ev.SourceExhausted(self.source.name, position))
+                return False
+            size = self.book.credits[0].size if cause == "refill" else None
+            self.submit(prompt, cause=cause, size=size, source_position=position)
+        except LogFailed:
+            raise
+        except Exception as error:
+            # The source is user code: what it raises, or gives wrongly, must reach whoever waits for it.
+            log.error("the source failed", source=self.source.name, position=position, error=repr(error))
+            self.source_error = error
             return False
-        size = self.book.credits[0].size if cause == "refill" else None
-        self.submit(prompt, cause=cause, size=size, source_position=position)
         return True
+
+    def _can_draw(self) -> bool:
+        return self.source is not None and not self.book.source_exhausted and self.source_error is None
 
     def _serve(self) -> bool:
         served = False
         for partition in self.book.partitions():
-            while (request := self._oldest(partition)) is not None and self._serve_one(request):
-                served = True
+            for request in self.book.waiting(partition):
+                if self._serve_one(request):
+                    served = True
+                elif self.waiters[request.request].wanted is None:
+                    break  # A later one doesn't overtake.
         return served
 
     def _serve_one(self, request: OpenRequest) -> bool:
         if request.partition == ev.TRAIN and self.missing:
             return False
-        if why_not(self.book, self.rules, request) is not None:
-            return False
         waiter = self.waiters.get(request.request)
         assert waiter is not None, "a request without a waiter"
-        groups = selected(self.book, request)
+        if why_not(self.book, self.rules, request) is not None:
+            return False
+        groups = selected(self.book, request, wanted=waiter.wanted)
+        if len(groups) < request.size:
+            return False
         for evict in surplus(self.book, self.rules, request, groups):
             self._record_eviction(evict)
         lags = tuple(self.book.lag(group) for group in groups)
@@ -281,13 +303,46 @@ class Controller:
         if self.closing:
             return RunIsClosed("the run is closing, so no more batches are given out; what is sampleable stays so")
         if self.dead is not None:
-            error = RolloutDied(f"the rollout died, so what is waited for will not come: {self.dead!r}")
-            error.__cause__ = self.dead
-            self.death_told = True
-            return error
+            return self._death()
         if request.partition != ev.TRAIN:
             return None
         return self._training_hopeless(request)
+
+    def _death(self) -> Exception:
+        self.death_told = True
+        if isinstance(self.dead, LogFailed):
+            return self.dead
+        error = RolloutDied(f"the rollout died, so what is waited for will not come: {self.dead!r}")
+        error.__cause__ = self.dead
+        return error
+
+    def die(self, error: BaseException) -> None:
+        """The rollout or the log is gone: tell everybody who waits."""
+        if self.dead is None:
+            self.dead = error
+        if not isinstance(self.dead, LogFailed):
+            self.settle()
+            return
+        # Nothing can be recorded any more, that they were told included.
+        for waiter in list(self.waiters.values()):
+            waiter.error = self._death()
+            self._answer(waiter)
+        self.changed.set()
+
+    def why_never(self, count: int, partition: ev.Partition) -> Exception | None:
+        """Why `count` groups will not be sampleable together, as far as that is certain; None if they may be."""
+        if self.closing:
+            return RunIsClosed("the run is closing: no more groups become sampleable")
+        if self.dead is not None:
+            return self._death()
+        left = self.book.ready_count(partition) + self.book.in_flight_count(partition) + len(self.book.credits)
+        if partition != ev.TRAIN or self.source is None or self._can_draw() or count <= left:
+            return None
+        counts = {"needed": count, "sampleable": self.sampleable_count(partition), "left": left}
+        end = "is exhausted" if self.source_error is None else f"failed: {describe(self.source_error)}"
+        return NotEnoughGroups(
+            count, counts, f"the source {end}, and no more than {left} groups are left; {count} wanted"
+        )
 
     def _training_hopeless(self, request: OpenRequest) -> SampleError | None:
         if self.missing:
@@ -308,6 +363,12 @@ class Controller:
             why = ", ".join(f"{reason} {count}" for reason, count in sorted(window.evicted.items())) or "none evicted"
             text = f"this batch took {window.submitted} groups, generated_groups_max is {limit}; evicted: {why}"
             return RefillLimitExceeded(window.submitted, limit, window.evicted, text)
+        if self.source_error is not None and unservable(self.book, no_more=True) == request:
+            assert self.source is not None
+            failed = SourceFailed(f"source {self.source.name!r} failed at prompt {self.source.position}: "
+                                  f"{describe(self.source_error)}")  # fmt: skip
+            failed.__cause__ = self.source_error
+            return failed
         if self.source is not None and unservable(self.book) == request:
             return self._not_enough(request)
         return None
@@ -370,10 +431,14 @@ class Controller:
             number += 1
         return f"g{number}"
 
-    def request(self, size: int, partition: ev.Partition) -> Waiter:
-        """Open a `sample()`; the waiter may be answered before this returns."""
+    def request(self, size: int, partition: ev.Partition, wanted: frozenset[str] | None = None) -> Waiter:
+        """Open a `sample()`; the waiter may be answered before this returns.
+
+        Args:
+            wanted: the very groups to sample, for validation; None for whichever come first.
+        """
         number = self.book.last_request + 1
-        waiter = Waiter(number)
+        waiter = Waiter(number, wanted)
         self.ledger.record(ev.BatchRequested(number, partition, size, self.book.weight_version))
         self.waiters[number] = waiter
         self.settle()

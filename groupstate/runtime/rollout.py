@@ -18,7 +18,7 @@ from groupstate.core.group import Group
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.engines.port import Engine, SamplingParams
-from groupstate.errors import DamagedPayload, EngineDied, UnusableResult
+from groupstate.errors import DamagedPayload, EngineDied, GroupstateError, UnusableResult
 from groupstate.runtime.controller import Controller, Signal
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
@@ -207,20 +207,28 @@ class Rollout:
         with anyio.CancelScope(shield=True):
             done, _ = await asyncio.wait({task}, timeout=self._cancel_grace_s)
         who = (ctx.group_id, ctx.session, ctx.attempt)
-        if not self._current(ctx):
-            return
         if not done:
             self._stubborn.add(task)
-            task.add_done_callback(self._stubborn.discard)
-            text = f"it ignored its cancellation for {self._cancel_grace_s} s"
+            task.add_done_callback(lambda _: self._late(task, ctx))
             log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session)
-            if not self._controller.closing:
-                self._ledger.fail(*who, "lost", text)
+            if self._current(ctx) and not self._controller.closing:
+                self._ledger.fail(*who, "lost", f"it ignored its cancellation for {self._cancel_grace_s} s")
         elif not task.cancelled() and task.exception() is None:
             # It had its result before the cancellation reached it.
             self._finish(ctx, task.result())
-        elif ctx.group_id in self._ledger.giving_up:
+        elif self._current(ctx) and ctx.group_id in self._ledger.giving_up:
             self._ledger.fail(*who, "cancelled", "the group was cancelled")
+
+    def _late(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
+        """A session that was given up as lost has ended after all: what it yields is fenced."""
+        self._stubborn.discard(task)
+        ended = not task.cancelled() and task.exception() is None
+        if self._controller.closing or not ended:
+            return
+        try:
+            self._finish(ctx, task.result())
+        except GroupstateError as error:
+            log.error("a late result can't be recorded", group=ctx.group_id, session=ctx.session, error=str(error))
 
     def _current(self, ctx: SessionContext) -> bool:
         """Whether this attempt is still the open one (a requeue has ended it otherwise)."""

@@ -27,7 +27,15 @@ from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt
 from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine, SamplingParams
-from groupstate.errors import BadSettings, IllegalTransition, RolloutDied, RunIsClosed, Unsupported
+from groupstate.errors import (
+    BadSettings,
+    GroupstateError,
+    IllegalTransition,
+    LogFailed,
+    RolloutDied,
+    RunIsClosed,
+    Unsupported,
+)
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
 from groupstate.log.port import EventLog
@@ -39,12 +47,15 @@ from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
-from groupstate.runtime.sampler import Sampler
+from groupstate.runtime.sampler import Sampler, check_partition
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.sources import as_source
 
 T = TypeVar("T")
 log = Logger("groupstate.run")
+
+NEVER = 2**62
+"""A number that no event of a log will have."""
 
 
 class Run:
@@ -60,6 +71,7 @@ class Run:
         self._sampler = Sampler(controller)
         self._grace_s = grace_s
         self._thread = threading.get_ident()
+        self._closing = False
         self._closed = anyio.Event()
         self._rollout_scope = anyio.CancelScope()
         self._rollout_ended = anyio.Event()
@@ -136,6 +148,8 @@ class Run:
             given.extra,
         )
 
+        check_partition(partition)
+
         def record() -> GroupHandle:
             self._need_open("submit")
             new = self._controller.submit(whole, partition=partition, weight_version=weight_version)
@@ -167,7 +181,12 @@ class Run:
         return decoded_prompt(data, dataset=group.dataset, n=group.size, group_id=group_id)
 
     async def wait_changed(self) -> None:
-        """Wait until something has happened in the run."""
+        """Wait until something has happened in the run.
+
+        Raises:
+            RunIsClosed: the run is closed.
+        """
+        self._need_log("wait for a change")
         await self._controller.changed.wait()
 
     async def sample(
@@ -211,6 +230,7 @@ class Run:
             WeightVersionError: the version is below the current one.
             EngineError: the engine refused the weights; the version is not published.
         """
+        self._need_log("publish weights")
         if weight_version < self.weight_version:
             self.ledger.publish(weight_version)
         if weights is not None:
@@ -253,42 +273,44 @@ class Run:
     async def validate(self, prompts: Any, *, n: int | None = None, timeout_s: float | None = None) -> Batch:
         """Submit validation prompts and wait for all of them; never filtered, evicted or refilled."""
         source = as_source(prompts)
-        count = 0
+        groups = []
         while (prompt := source.draw()) is not None:
-            self.submit(prompt, n=n, partition=ev.VALIDATION)
-            count += 1
-        batch = await self.sample(count, partition=ev.VALIDATION, timeout_s=timeout_s)
+            groups.append(self.submit(prompt, n=n, partition=ev.VALIDATION).id)
+        batch = await self._sampler.sample(
+            len(groups), partition=ev.VALIDATION, timeout_s=timeout_s, wanted=frozenset(groups)
+        )
         await self.commit(batch)
         return batch
 
     async def checkpoint(self, name: str = "") -> CheckpointMark:
         """Mark this place in the log. Keep the mark beside the weights; `open_run(resume_at=mark)` goes back."""
         book = self.book
-        number = book.last_mark + 1
-        seq = self._record(ev.CheckpointMarked(number, book.weight_version, book.lineage, name), "mark a checkpoint")
+        number, version, lineage = book.last_mark + 1, book.weight_version, book.lineage
+        seq = self._record(ev.CheckpointMarked(number, version, lineage, name), "mark a checkpoint")
         await self.ledger.log.durable(seq)
         return CheckpointMark(
-            run_id=book.run_id,
-            mark=number,
-            seq=seq,
-            weight_version=book.weight_version,
-            lineage=book.lineage,
-            name=name,
+            run_id=book.run_id, mark=number, seq=seq, weight_version=version, lineage=lineage, name=name
         )
 
     async def close(self, reason: str = "closed") -> None:
         """Stop admitting, let sessions end within the grace, put the rest back, keep everything. Idempotent."""
-        if self._closed.is_set():
+        if self._closing:
+            await self._closed.wait()
             return
-        self._controller.closing = True
-        self._controller.settle()
+        self._closing = True
         with anyio.CancelScope(shield=True):
-            if self._rollout is not None:
-                await self._settle_rollout()
-            self._put_back(reason)
-            self._closed.set()
-            self._controller.changed.set()
-            await self.ledger.log.aclose()
+            try:
+                self._controller.closing = True
+                if not isinstance(self._controller.dead, LogFailed):
+                    self._controller.settle()
+                if self._rollout is not None:
+                    await self._settle_rollout()
+                if not isinstance(self._controller.dead, LogFailed):
+                    self._put_back(reason)
+            finally:
+                self._closed.set()
+                self._controller.changed.set()
+                await self.ledger.log.aclose()
 
     async def _settle_rollout(self) -> None:
         assert self._rollout is not None
@@ -321,23 +343,39 @@ class Run:
     # Inside ------------------------------------------------------------------------------------------
 
     def in_loop(self, function: Callable[[], T]) -> T:
-        """Call a plain function on the run's event loop, from whatever thread this is."""
+        """Call a plain function on the run's event loop, from whatever thread this is.
+
+        Raises:
+            RunIsClosed: the run is closed.
+        """
+        self._need_log("reach the run")
         if threading.get_ident() == self._thread:
             return function()
-        if self.portal is None:
-            raise RunIsClosed("the run is closed, so other threads can't reach it")
+        assert self.portal is not None
         return self.portal.call(function)
 
     def _record(self, event: ev.AnyEvent, tried: str) -> int:
-        if self._closed.is_set():
-            raise RunIsClosed(f"cannot {tried}: the run is closed; open it again")
+        self._need_log(tried)
         seq = self.ledger.record(event)
         self._controller.settle()
         return seq
 
+    def _need_log(self, tried: str) -> None:
+        if self._closed.is_set():
+            raise RunIsClosed(f"cannot {tried}: the run is closed; open it again")
+
     def _need_open(self, tried: str) -> None:
         if self._controller.closing:
             raise RunIsClosed(f"cannot {tried}: the run is closing; open it again")
+
+    async def watch_log(self) -> None:
+        """Wait for the log to fail, and tell whoever waits: nobody else may be writing."""
+        try:
+            await self.ledger.log.durable(NEVER)
+        except LogFailed as error:
+            if not self._closing:
+                log.error("the log failed", error=str(error))
+                self._controller.die(error)
 
     async def run_rollout(self) -> None:
         """Run the rollout until the run closes; its death reaches every waiting sampler."""
@@ -347,18 +385,20 @@ class Run:
             with self._rollout_scope:
                 self._controller.settle()
                 await self._rollout.run()
-        except Exception as error:
-            self._controller.dead = _first_cause(error)
-            log.error("the rollout died", error=repr(self._controller.dead))
-            self._controller.settle()
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:
+            cause = _first_cause(error)
+            log.error("the rollout died", error=repr(cause))
+            self._controller.die(cause)
         finally:
             self._controller.admits = False
             self._rollout_ended.set()
 
 
-def _first_cause(error: Exception) -> Exception:
+def _first_cause(error: BaseException) -> BaseException:
     """The first error inside of the groups that task groups make."""
-    while isinstance(error, ExceptionGroup):
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
@@ -422,6 +462,7 @@ async def open_run(
     failure: BaseException | None = None
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         run.portal = portal
+        tasks.start_soon(run.watch_log)
         if session is not None:
             tasks.start_soon(run.run_rollout)
         try:
@@ -430,9 +471,11 @@ async def open_run(
             # Raised again below, outside of the task groups, which would wrap it.
             failure = error
             run.hurry()
-        finally:
+        try:
             await run.close("closed" if failure is None else type(failure).__name__)
-            run.portal = None
+        except GroupstateError as error:
+            failure = failure or error
+        tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
     run.raise_untold()
@@ -469,8 +512,9 @@ def _made(
 ) -> Run:
     if group_size < 1:
         raise BadSettings(f"group_size is {group_size}; it must be at least 1")
-    if not math.isfinite(grace_s) or grace_s < 0:
-        raise BadSettings(f"grace_s is {grace_s}; it must be finite and at least 0")
+    for name, value in (("grace_s", grace_s), ("cancel_grace_s", cancel_grace_s)):
+        if not math.isfinite(value) or value < 0:
+            raise BadSettings(f"{name} is {value}; it must be finite and at least 0")
     ledger = Ledger(event_log, rules or Rules(), clock_ns=clock_ns)
     recovery.load(ledger)
     if rules is None and ledger.book.run_id:

@@ -14,12 +14,12 @@ import anyio.to_thread
 
 from groupstate.batch import Batch, BatchGroup
 from groupstate.core.book import Book
-from groupstate.core.events import TRAIN, PayloadRef
+from groupstate.core.events import TRAIN, VALIDATION, PayloadRef
 from groupstate.core.explain import Explanation, explain
 from groupstate.core.group import Group
 from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.core.trajectory import Trajectory, restored
-from groupstate.errors import DamagedPayload, RunIsClosed, SampleError, SamplerBusy, SampleTimeout
+from groupstate.errors import BadSettings, DamagedPayload, RunIsClosed, SampleError, SamplerBusy, SampleTimeout
 from groupstate.runtime.controller import Claim, Controller, Waiter
 from groupstate.runtime.logs import Logger
 
@@ -39,6 +39,7 @@ class Sampler:
         weight_version: int | None = None,
         partition: str = TRAIN,
         timeout_s: float | None = None,
+        wanted: frozenset[str] | None = None,
     ) -> Batch:
         """Claim the oldest `batch_size` groups, waiting until there are so many.
 
@@ -47,6 +48,7 @@ class Sampler:
             weight_version: the trainer's version; above the current one it is published first.
             partition: `"train"` or `"val"`.
             timeout_s: seconds after which `SampleTimeout` says what is missing; None waits for ever.
+            wanted: the very groups to claim, for validation; None for whichever come first.
 
         Raises:
             WeightVersionError: `weight_version` is below the current one.
@@ -60,13 +62,15 @@ class Sampler:
             self._ledger.publish(weight_version)
         deadline = anyio.current_time() + timeout_s if timeout_s is not None else math.inf
         while True:
-            batch = await self._claimed(batch_size, partition, deadline)
+            batch = await self._claimed(batch_size, partition, deadline, wanted)
             if batch is not None:
                 return batch
 
-    async def _claimed(self, batch_size: int, partition: str, deadline: float) -> Batch | None:
+    async def _claimed(
+        self, batch_size: int, partition: str, deadline: float, wanted: frozenset[str] | None
+    ) -> Batch | None:
         """One claim and its batch; None if something in it was damaged and has been evicted."""
-        waiter = self._controller.request(batch_size, partition)
+        waiter = self._controller.request(batch_size, partition, wanted)
         try:
             await self._answered(waiter, partition, deadline)
             if waiter.error is not None:
@@ -90,9 +94,11 @@ class Sampler:
 
     async def wait_sampleable(self, count: int, partition: str = TRAIN) -> int:
         """Wait until `count` groups are sampleable; takes nothing. Returns how many there are."""
+        check_partition(partition)
         while self.sampleable_count(partition) < count:
-            if self._controller.closing:
-                raise RunIsClosed("the run is closing: no more groups become sampleable")
+            never = self._controller.why_never(count, partition)
+            if never is not None:
+                raise never
             await self._controller.changed.wait()
         return self.sampleable_count(partition)
 
@@ -111,6 +117,7 @@ class Sampler:
         )
 
     def _check(self, batch_size: int, partition: str) -> None:
+        check_partition(partition)
         if self._controller.closing:
             raise RunIsClosed("the run is closed; open it again to sample")
         if batch_size < 1:
@@ -129,17 +136,19 @@ class Sampler:
     async def _answered(self, waiter: Waiter, partition: str, deadline: float) -> None:
         """Wait for the answer; warn each time that nothing has happened for `stall_s`."""
         began = anyio.current_time()
-        stall_s = self._controller.rules.stall_s or float("inf")
+        stall_s = self._controller.rules.stall_s or math.inf
+        told_at_ns = self._ledger.clock_ns()
         while not waiter.answered.is_set():
-            left = deadline - anyio.current_time()
-            with anyio.move_on_after(max(0.0, min(left, stall_s))):
-                await waiter.answered.wait()
-            if waiter.answered.is_set():
-                break
-            if anyio.current_time() >= deadline:
-                raise SampleTimeout(f"no batch within {deadline - began:g} s\n{self.explain(partition)}")
-            if self._ledger.clock_ns() - self._controller.progress_at_ns >= stall_s * 1e9:
+            quiet_s = (self._ledger.clock_ns() - max(told_at_ns, self._controller.progress_at_ns)) / 1e9
+            if quiet_s >= stall_s:
                 log.warning("sample() is stalled", explanation=str(self.explain(partition)))
+                told_at_ns = self._ledger.clock_ns()
+                quiet_s = 0.0
+            left = deadline - anyio.current_time()
+            with anyio.move_on_after(max(0.0, min(left, stall_s - quiet_s))):
+                await waiter.answered.wait()
+            if not waiter.answered.is_set() and anyio.current_time() >= deadline:
+                raise SampleTimeout(f"no batch within {deadline - began:g} s\n{self.explain(partition)}")
         # A set event is passed without suspending; the caller's cancellation must still be seen.
         await anyio.lowlevel.checkpoint_if_cancelled()
 
@@ -161,6 +170,15 @@ class Sampler:
         else:
             read()
         return data, damaged
+
+
+def check_partition(partition: str) -> None:
+    """
+    Raises:
+        BadSettings: no such partition.
+    """
+    if partition not in (TRAIN, VALIDATION):
+        raise BadSettings(f"there is no partition {partition!r}; it is {TRAIN!r} or {VALIDATION!r}")
 
 
 def _batch(claim: Claim, partition: str, data: dict[int, bytes]) -> Batch:

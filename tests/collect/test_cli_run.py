@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from groupstate.cli_run import run as command
+from groupstate.cli.collecting import run as command
 
 SCORING = Path(__file__).with_name("scoring.py")
 
@@ -142,7 +142,7 @@ def test_failures_are_counted_with_the_last_one():
 
 
 def test_progress_stands_on_standard_error(monkeypatch):
-    monkeypatch.setattr("groupstate.cli_run.PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr("groupstate.cli.collecting.PROGRESS_EVERY_S", 0.0)
     result = collect("--groups", "3")
 
     assert "1 of 3 groups accepted" in result.stderr
@@ -150,7 +150,7 @@ def test_progress_stands_on_standard_error(monkeypatch):
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):
-    from groupstate import cli_run
+    from groupstate.cli import collecting as cli_run
     from groupstate.collect import Progress
 
     with cli_run._bar() as report:
@@ -360,7 +360,7 @@ def test_a_directory_that_cannot_be_written_is_an_error():
 
 
 def start(*more: str) -> subprocess.Popen[str]:
-    program = "from groupstate.cli_run import run; run(prog_name='groupstate run')"
+    program = "from groupstate.cli.collecting import run; run(prog_name='groupstate run')"
     arguments = ["--prompts", "p.jsonl", "--session", f"{SCORING}:slow_session", "--n", "2", "--in-flight", "2"]
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments, "--out", "out.jsonl", "--run", "run", *more],

@@ -142,7 +142,7 @@ def _engine_maker(settings: Settings, flags: dict[str, Any]) -> EngineMaker | No
             raise BadSettings(f"{', '.join(sorted(options))} given, but no engine; name one: --engine torch")
         return None
     if name == "torch":
-        from groupstate.model_file import engine_from_options
+        from groupstate.engines.model_file import engine_from_options
 
         return lambda: engine_from_options(options, "the engine's options")
     function = load_function(name, "--engine")

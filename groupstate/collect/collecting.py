@@ -18,7 +18,7 @@ import anyio
 import attrs
 import msgspec
 
-from groupstate.collect_files import RowFile, row_file
+from groupstate.collect.files import RowFile, row_file
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.rules import Rules, Slots
