@@ -314,7 +314,7 @@ def test_the_walls_stand() -> None:
             "runtime/run.py",
             "def f():\n    from torch import nn",
             "torch stays in engines/torch.py, engines/slots.py, engines/transformer.py, batch.py, "
-            "tensors.py and demo, but runtime/run.py imports it",
+            "tensors.py, engines/model_file.py and demo, but runtime/run.py imports it",
         ),
         (
             "runtime/run.py",

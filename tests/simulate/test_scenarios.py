@@ -40,9 +40,7 @@ def test_a_step_that_differs_shows_expected_and_actual(expect: dict, shown: str)
 
 @pytest.mark.parametrize("expect", [{"groups": ["b"]}, {"blocked": True}, {"batch": ["b/0/0"]}, {"metrics": {"x": 1}}])
 def test_a_batch_that_differs_is_a_failed_step(expect: dict) -> None:
-    differing = scenario(
-        {"submit": "a", "n": 1}, {"start": "a"}, {"finish": "a/0"}, {"sample": 1, "expect": expect}
-    )
+    differing = scenario({"submit": "a", "n": 1}, {"start": "a"}, {"finish": "a/0"}, {"sample": 1, "expect": expect})
 
     with pytest.raises(StepFailed, match="step 4"):
         play(differing)
