@@ -555,7 +555,7 @@ class Book:
     def _put_aged(self, group: Group, aged_from: int) -> None:
         shelf = self._shelf(group.partition)
         self._unindex(shelf, group)
-        after = replace(group, aged_from=aged_from)
+        after = replace(group, aged_from=aged_from, rewound_to=aged_from)
         self._index(shelf, after)
         self.groups[group.group_id] = after
 

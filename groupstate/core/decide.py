@@ -211,9 +211,12 @@ def forfeits(book: Book, rules: Rules) -> tuple[int, str] | None:
         return len(book.credits), "batch full"
     if book.source_exhausted:
         return len(book.credits), "source exhausted"
-    beyond = len(book.credits) - _refill_room(book, rules)
-    if isinstance(rules.admission_rule, Capacity) and beyond > 0:
-        return beyond, "admission"
+    rule = rules.admission_rule
+    if isinstance(rule, Capacity):
+        free = _capacity(book, rules, rule) - book.ready_count() - book.in_flight_count()
+        beyond = len(book.credits) - max(0, free)
+        if beyond > 0:
+            return beyond, "admission"
     return None
 
 
@@ -233,7 +236,9 @@ def _refill_room(book: Book, rules: Rules) -> int:
         assert rules.batch_size is not None
         room = min(room, rules.in_flight_batches_max * rules.batch_size - in_flight)
     if isinstance(rule, Slots):
-        room = min(room, rule.n - in_flight, rule.n + rule.ready_max - ready - in_flight)
+        # What waiting samplers need has a place beside what is ready, or they would wait for ever.
+        wanted = sum(request.size for request in book.waiting())
+        room = min(room, rule.n - in_flight, max(rule.n + rule.ready_max, wanted) - ready - in_flight)
     elif isinstance(rule, Capacity):
         room = min(room, _capacity(book, rules, rule) - ready - in_flight)
     return max(0, room)

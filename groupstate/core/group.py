@@ -70,6 +70,8 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     partial: bool = False
     cancelled: bool = False
     requeue_count: int = 0
+    rewound_to: int | None = None
+    """Version of the mark that the run went back to while the group was made for a later one."""
     batch: int = 0
     sampled_lag: int = 0
     kept_lag: int | None = None
@@ -236,8 +238,7 @@ def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Gr
         partial=False,
         cancelled=False,
         version=group.stamp,
-        # Not above what it counted from: after going back to a mark that is the mark.
-        aged_from=min(group.stamp, group.aged_from),
+        aged_from=group.stamp if group.rewound_to is None else min(group.stamp, group.rewound_to),
         kept_lag=None,
         requeue_count=group.requeue_count + 1,
     )

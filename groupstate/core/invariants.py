@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import Book, Window
+from groupstate.core.book import UNDELIVERED, Book, Window
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase
 from groupstate.core.rules import Capacity, Rules, Slots, rules_from_dict
 from groupstate.errors import BadSettings
@@ -137,6 +137,8 @@ class Checker:
         self._batches: dict[int, ev.BatchSampled] = {}
         self._commits: list[tuple[int, ev.BatchSampled]] = []
         self._windows: dict[ev.Partition, Counter[str]] = {}
+        self._reported: dict[int, Counter[str]] = {}
+        """Counts that the metrics of each batch that is out were made of."""
         self._must_end = ""
         """The group whose last session has just ended."""
 
@@ -506,7 +508,7 @@ class Checker:
 
     def _sampled(self, event: ev.BatchSampled) -> None:
         self._requests.pop(event.request, None)
-        self._check_window(event.partition)
+        self._reported[event.batch] = self._check_window(event.partition)
         if event.partition == ev.TRAIN:
             self._check_wait(event)
         if len(event.lags) != len(event.group_ids):
@@ -563,25 +565,31 @@ class Checker:
             oldest.group_id,
         )
 
-    def _check_window(self, partition: ev.Partition) -> None:
+    def _check_window(self, partition: ev.Partition) -> Counter[str]:
         """The counts that the batch's metrics are made of, since the previous batch."""
         counted = +self._windows.pop(partition, Counter())
         if self._book is None:
-            return
+            return counted
         booked = _flat(self._book.windows.get(partition, Window()))
         for name in sorted(counted.keys() | booked.keys()):
             if counted[name] != booked[name]:
                 text = f"the metrics of this batch count {booked[name]} {name}, the log holds {counted[name]}"
                 self._wrong(11, text)
+        return counted
 
     def _returned(self, event: ev.BatchReturned) -> None:
         batch = self._out(event.batch, "returned")
+        reported = self._reported.pop(event.batch, Counter())
         if batch is not None:
+            if event.reason in UNDELIVERED:
+                # Its metrics reached nobody: the next batch reports them.
+                self._window(batch.partition).update(reported)
             for group in self._of_batch(batch, Phase.SAMPLED):
                 self._bring_back(group)
 
     def _committed(self, event: ev.BatchCommitted) -> None:
         batch = self._out(event.batch, "committed")
+        self._reported.pop(event.batch, None)
         if batch is None:
             return
         self._commits.append((self._seq, batch))

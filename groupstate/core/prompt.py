@@ -43,6 +43,7 @@ def encoded_prompt(prompt: Prompt, group_id: str) -> bytes:
     if prompt.n is not None and not (isinstance(prompt.n, int) and 1 <= prompt.n <= GROUP_SIZE_MAX):
         raise BadInput(f"group {group_id!r} has n = {prompt.n!r} sessions; it must be 1 to {GROUP_SIZE_MAX}")
     try:
+        group_id.encode()
         data = msgspec.msgpack.encode(_Stored(prompt.content, dict(prompt.extra)))
         msgspec.msgpack.decode(data, type=_Stored)
     except (TypeError, ValueError, OverflowError) as error:

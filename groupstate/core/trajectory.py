@@ -19,6 +19,9 @@ from groupstate.errors import UnusableResult
 TOKEN_ID_MAX = 2**31 - 1
 """Token ids are kept as 32-bit integers."""
 
+WEIGHT_VERSION_MAX = 2**63 - 1
+"""Weight versions are kept as 64-bit integers."""
+
 SHOWN_CHARS_MAX = 80
 """Length at which a value is cut in an error's text."""
 
@@ -80,7 +83,17 @@ def checked(result: Any, *, session: int, group_id: str) -> tuple[Trajectory, ..
     for index, row in enumerate(rows):
         if not isinstance(row, Trajectory):
             raise UnusableResult(f"{who} returned {type(row).__name__} at index {index}; it must be a Trajectory")
-    return tuple(_plain(row, f"trajectory {index} of {who}") for index, row in enumerate(rows))
+    return tuple(_admitted(row, f"trajectory {index} of {who}") for index, row in enumerate(rows))
+
+
+def _admitted(row: Trajectory, who: str) -> Trajectory:
+    try:
+        return _plain(row, who)
+    except UnusableResult:
+        raise
+    except Exception as error:
+        # Numbers and sequences of other libraries fail in ways of their own; the session has failed by them.
+        raise UnusableResult(f"{who} can't be read: {type(error).__name__}: {error}") from error
 
 
 def metrics_of(trajectory: Trajectory) -> dict[str, float]:
@@ -173,11 +186,15 @@ def _log_probs(values: Any, length: int, who: str) -> tuple[float, ...]:
 def _spans(spans: Any, length: int, who: str) -> tuple[VersionSpan, ...]:
     found = []
     for span in _iterable(spans, f"{who}: spans"):
-        if not isinstance(span, VersionSpan) or not isinstance(span.weight_version, int):
+        if not isinstance(span, VersionSpan) or not _is_version(span.weight_version):
             raise UnusableResult(f"{who}: spans holds {_shown(span)}; it must be a VersionSpan of integers")
         found.append(span)
     ranges = _ranges([(span.start, span.stop) for span in found], length, f"{who}: spans")
     return tuple(VersionSpan(start, stop, s.weight_version) for (start, stop), s in zip(ranges, found, strict=True))
+
+
+def _is_version(value: Any) -> bool:
+    return isinstance(value, int) and -WEIGHT_VERSION_MAX <= value <= WEIGHT_VERSION_MAX
 
 
 def _ranges(ranges: Any, length: int, who: str) -> tuple[tuple[int, int], ...]:

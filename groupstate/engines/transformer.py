@@ -77,11 +77,12 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def _draw_weights(self, generator: torch.Generator) -> None:
-        # Layers that write into the residual stream start smaller, so that its variance doesn't grow with depth.
+        # Layers that write into the residual stream start smaller, so that its variance doesn't grow with depth;
+        # embeddings start large enough not to drown in what the first layers write.
         shrink = (2 * self.config.layers) ** -0.5
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
-                scale = 0.02 if name in ("token.weight", "position.weight") else weight.shape[1] ** -0.5
+                scale = 0.3 if name in ("token.weight", "position.weight") else weight.shape[1] ** -0.5
                 writes = name.endswith(("mix.weight", "down.weight"))
                 weight.normal_(0.0, scale * (shrink if writes else 1.0), generator=generator)
             elif name.endswith("bias"):

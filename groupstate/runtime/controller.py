@@ -32,6 +32,7 @@ from groupstate.core.group import Group
 from groupstate.core.metrics import batch_metrics
 from groupstate.core.phases import TERMINAL
 from groupstate.core.prompt import Prompt, encoded_prompt, prompt_length
+from groupstate.core.rules import PerBatch
 from groupstate.errors import (
     DuplicateGroup,
     EvictionStreak,
@@ -108,10 +109,13 @@ class Controller:
         self.death_told = False
         self.source_error: Exception | None = None
         """What the source raised; nothing is drawn from it any more."""
+        self.source_failed_at = 0
         self.waiters: dict[int, Waiter] = {}
         self.prompts: dict[str, Prompt] = {}
         """Prompts of the groups in flight."""
         self.changed = Signal()
+        self.watched: list[int] = []
+        """Training groups that each `wait_sampleable` looks out for."""
         self.missing: dict[str, Missing] = {}
         self.damaged: dict[str, str] = {}
         """Groups of which a payload can't be read, with what is wrong."""
@@ -147,7 +151,7 @@ class Controller:
 
     def settle(self) -> None:
         """Do all that follows from the book under the rules."""
-        if self._settling:
+        if self._settling or isinstance(self.dead, LogFailed):
             return
         self._settling = True
         try:
@@ -213,7 +217,7 @@ class Controller:
     def _admit(self) -> bool:
         if self.closing or not self._can_draw():
             return False
-        count = shortage(self.book, self.rules)
+        count = max(shortage(self.book, self.rules), self._watched_shortage())
         if self.admits:
             count = max(count, admissible(self.book, self.rules))
         held = held_by_stale(self.book, self.rules)
@@ -224,6 +228,12 @@ class Controller:
             if not self._draw("admission"):
                 return True
         return count > 0
+
+    def _watched_shortage(self) -> int:
+        """What `wait_sampleable` looks out for is drawn too, where admission has no bound that it would break."""
+        if not self.watched or not isinstance(self.rules.admission_rule, PerBatch):
+            return 0
+        return max(self.watched) - self.book.ready_count() - self.book.in_flight_count() - len(self.book.credits)
 
     def _hold(self, reason: str) -> None:
         """Write down where a hold begins, once."""
@@ -248,6 +258,7 @@ class Controller:
             # The source is user code: what it raises, or gives wrongly, must reach whoever waits for it.
             log.error("the source failed", source=self.source.name, position=position, error=repr(error))
             self.source_error = error
+            self.source_failed_at = position
             return False
         return True
 
@@ -335,6 +346,8 @@ class Controller:
             return RunIsClosed("the run is closing: no more groups become sampleable")
         if self.dead is not None:
             return self._death()
+        if partition == ev.TRAIN and (stuck := self._stuck(count)) is not None:
+            return stuck
         left = self.book.ready_count(partition) + self.book.in_flight_count(partition) + len(self.book.credits)
         if partition != ev.TRAIN or self.source is None or self._can_draw() or count <= left:
             return None
@@ -344,11 +357,12 @@ class Controller:
             count, counts, f"the source {end}, and no more than {left} groups are left; {count} wanted"
         )
 
-    def _training_hopeless(self, request: OpenRequest) -> SampleError | None:
+    def _stuck(self, size: int) -> SampleError | None:
+        """Why training groups don't become sampleable; None if they do."""
         if self.missing:
             first = next(iter(self.missing.values()))
             return MissingMetric(first.group_id, first.session, first.metric, first.present)
-        bound = self.rules.streak_bound(request.size)
+        bound = self.rules.streak_bound(size)
         if self.streak >= bound:
             why = ", ".join(f"{reason} {count}" for reason, count in sorted(self.streak_reasons.items()))
             text = (
@@ -357,6 +371,11 @@ class Controller:
                 "raise eviction_streak_max to go on longer"
             )
             return EvictionStreak(self.streak, bound, self.streak_reasons, text)
+        return None
+
+    def _training_hopeless(self, request: OpenRequest) -> SampleError | None:
+        if (stuck := self._stuck(request.size)) is not None:
+            return stuck
         window = self.book.window(ev.TRAIN)
         limit = self.rules.generated_groups_max
         if limit is not None and window.submitted > limit:
@@ -365,7 +384,7 @@ class Controller:
             return RefillLimitExceeded(window.submitted, limit, window.evicted, text)
         if self.source_error is not None and unservable(self.book, no_more=True) == request:
             assert self.source is not None
-            failed = SourceFailed(f"source {self.source.name!r} failed at prompt {self.source.position}: "
+            failed = SourceFailed(f"source {self.source.name!r} failed at prompt {self.source_failed_at}: "
                                   f"{describe(self.source_error)}")  # fmt: skip
             failed.__cause__ = self.source_error
             return failed
@@ -454,7 +473,14 @@ class Controller:
         self.settle()
 
     def withdraw(self, waiter: Waiter, reason: str) -> None:
-        """A sampler stopped waiting: what it had been given goes back."""
+        """A sampler stopped waiting: what it had been given goes back. Why it stopped is not lost to a broken log."""
+        try:
+            self._withdraw(waiter, reason)
+        except LogFailed as error:
+            self.waiters.pop(waiter.request, None)
+            self.die(error)
+
+    def _withdraw(self, waiter: Waiter, reason: str) -> None:
         if waiter.claim is not None:
             if waiter.claim.batch in self.book.batches:
                 self.ledger.record(ev.BatchReturned(waiter.claim.batch, "cancelled"))

@@ -23,6 +23,8 @@ log = Logger("groupstate.ledger")
 MESSAGE_CHARS_MAX = 2_000
 """Length at which a failure's text is cut: a log of a run with a million failures must stay readable."""
 
+CUT = " ... (cut)"
+
 Observer = Callable[[ev.Record], None]
 
 
@@ -243,6 +245,8 @@ class Ledger:
 
 
 def _cut(message: str) -> str:
-    if len(message) <= MESSAGE_CHARS_MAX:
-        return message
-    return message[: MESSAGE_CHARS_MAX - 12] + " ... (cut)"
+    """A text that can be stored: not endless, and without half a surrogate pair."""
+    whole = message.encode(errors="backslashreplace").decode()
+    if len(whole) <= MESSAGE_CHARS_MAX:
+        return whole
+    return whole[: MESSAGE_CHARS_MAX - len(CUT)] + CUT

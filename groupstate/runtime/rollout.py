@@ -9,6 +9,7 @@ Rule 2: what user code raises is data; a fault of the rollout itself reaches eve
 
 import asyncio
 from collections import deque
+from typing import Final
 
 import anyio
 import anyio.abc
@@ -24,6 +25,8 @@ from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
 
 log = Logger("groupstate.rollout")
+
+LOST: Final = object()
 
 
 class Rollout:
@@ -48,6 +51,8 @@ class Rollout:
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._stubborn: set[asyncio.Task[SessionResult]] = set()
         """Tasks that ignored their cancellation; kept from the garbage collector until they end."""
+        self._endings: dict[str, list[tuple[SessionContext, object]]] = {}
+        """How cancelled sessions of a group ended: what they returned all the same, or `LOST`."""
         self._ledger.observers.append(self._note)
 
     @property
@@ -111,10 +116,20 @@ class Rollout:
         finally:
             if self._scopes.get(group.group_id) is scope:
                 del self._scopes[group.group_id]
+            self._record_endings(group)
             if group.group_id in self._ledger.giving_up:
-                # A task that was cancelled before its first step never ran: its session ends here.
-                self._ledger.give_up(group.group_id, "cancelled")
+                # What has no ending of its own was cancelled, before its first step or in the middle.
+                self._ledger.give_up(group.group_id, "the group was cancelled")
             self._controller.changed.set()
+
+    def _record_endings(self, group: Group) -> None:
+        """Ends of cancelled sessions, by session number: tasks are cancelled in no order that could be repeated."""
+        for ctx, result in sorted(self._endings.pop(group.group_id, []), key=lambda ending: ending[0].session):
+            if result is not LOST:
+                self._finish(ctx, result)
+            elif self._current(ctx) and not self._controller.closing:
+                who = (ctx.group_id, ctx.session, ctx.attempt)
+                self._ledger.fail(*who, "lost", f"it ignored its cancellation for {self._cancel_grace_s} s")
 
     def _prompt(self, group: Group) -> Prompt:
         known = self._controller.prompts.get(group.group_id)
@@ -206,18 +221,15 @@ class Rollout:
         task.cancel()
         with anyio.CancelScope(shield=True):
             done, _ = await asyncio.wait({task}, timeout=self._cancel_grace_s)
-        who = (ctx.group_id, ctx.session, ctx.attempt)
+        endings = self._endings.setdefault(ctx.group_id, [])
         if not done:
             self._stubborn.add(task)
             task.add_done_callback(lambda _: self._late(task, ctx))
             log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session)
-            if self._current(ctx) and not self._controller.closing:
-                self._ledger.fail(*who, "lost", f"it ignored its cancellation for {self._cancel_grace_s} s")
+            endings.append((ctx, LOST))
         elif not task.cancelled() and task.exception() is None:
             # It had its result before the cancellation reached it.
-            self._finish(ctx, task.result())
-        elif self._current(ctx) and ctx.group_id in self._ledger.giving_up:
-            self._ledger.fail(*who, "cancelled", "the group was cancelled")
+            endings.append((ctx, task.result()))
 
     def _late(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
         """A session that was given up as lost has ended after all: what it yields is fenced."""

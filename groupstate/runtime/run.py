@@ -72,6 +72,7 @@ class Run:
         self._grace_s = grace_s
         self._thread = threading.get_ident()
         self._closing = False
+        self._log_gone = False
         self._closed = anyio.Event()
         self._rollout_scope = anyio.CancelScope()
         self._rollout_ended = anyio.Event()
@@ -308,9 +309,12 @@ class Run:
                 if not isinstance(self._controller.dead, LogFailed):
                     self._put_back(reason)
             finally:
-                self._closed.set()
+                self._log_gone = True
                 self._controller.changed.set()
-                await self.ledger.log.aclose()
+                try:
+                    await self.ledger.log.aclose()
+                finally:
+                    self._closed.set()
 
     async def _settle_rollout(self) -> None:
         assert self._rollout is not None
@@ -335,10 +339,14 @@ class Run:
 
         Raises:
             RolloutDied: it died and nobody waited.
+            LogFailed: the log failed and nobody waited.
         """
         dead = self._controller.dead
-        if dead is not None and not self._controller.death_told:
-            raise RolloutDied(f"the rollout died while nobody waited for it: {dead!r}") from dead
+        if dead is None or self._controller.death_told:
+            return
+        if isinstance(dead, LogFailed):
+            raise dead
+        raise RolloutDied(f"the rollout died while nobody waited for it: {dead!r}") from dead
 
     # Inside ------------------------------------------------------------------------------------------
 
@@ -361,7 +369,7 @@ class Run:
         return seq
 
     def _need_log(self, tried: str) -> None:
-        if self._closed.is_set():
+        if self._log_gone:
             raise RunIsClosed(f"cannot {tried}: the run is closed; open it again")
 
     def _need_open(self, tried: str) -> None:

@@ -95,6 +95,16 @@ class Sampler:
     async def wait_sampleable(self, count: int, partition: str = TRAIN) -> int:
         """Wait until `count` groups are sampleable; takes nothing. Returns how many there are."""
         check_partition(partition)
+        if partition != TRAIN:
+            return await self._watch(count, partition)
+        self._controller.watched.append(count)
+        try:
+            self._controller.settle()
+            return await self._watch(count, partition)
+        finally:
+            self._controller.watched.remove(count)
+
+    async def _watch(self, count: int, partition: str) -> int:
         while self.sampleable_count(partition) < count:
             never = self._controller.why_never(count, partition)
             if never is not None:

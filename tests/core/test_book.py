@@ -731,7 +731,6 @@ def test_a_session_without_rows_has_no_version() -> None:
     assert story.group("g").version == 6
 
 
-@pytest.mark.xfail(strict=True, reason="it goes on counting from tokens that the requeue dropped, where they are older")
 def test_a_requeued_group_does_not_count_from_tokens_that_were_dropped() -> None:
     story = play(
         "submit a/2 stamp=5", "publish 5", "start a", "finish a.0 versions=3", "fail a.1", "requeue a",

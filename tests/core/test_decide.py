@@ -770,9 +770,6 @@ def test_in_sync_mode_the_tighter_bound_holds(rule: Admission | None, refills: i
     assert refills_now(story.book, replace(SYNC, admission=rule)) == refills
 
 
-@pytest.mark.xfail(
-    strict=True, reason="credit that waits for a slot in flight is forfeited as if capacity were used up"
-)
 def test_under_capacity_credit_of_sync_mode_still_waits_for_slots() -> None:
     rules = replace(SYNC, batch_size=2, admission=Capacity(lag_max=9))
     story = play(
@@ -784,9 +781,6 @@ def test_under_capacity_credit_of_sync_mode_still_waits_for_slots() -> None:
     assert len(story.book.credits) == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="credit that has no slot is no shortage either, and nothing is in flight: a hang"
-)
 def test_under_slots_a_sampler_is_not_kept_waiting_by_credit_that_finds_no_slot() -> None:
     story = play(
         "submit a/1", "submit b/1", "start a", "start b", "sample 2", "finish a acc=1", "fail b",

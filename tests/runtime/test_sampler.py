@@ -1,0 +1,866 @@
+"""Waiting for a batch: who is served, in which order, and what a wait that can't be served ends with."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Coroutine, Generator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from groupstate import Batch, PerBatch, Prompt, Rules, Trajectory, open_run
+from groupstate.core import events as ev
+from groupstate.errors import (
+    DamagedPayload,
+    EvictionStreak,
+    MissingMetric,
+    NotEnoughGroups,
+    RefillLimitExceeded,
+    RunIsClosed,
+    SampleError,
+    SamplerBusy,
+    SampleTimeout,
+    SourceFailed,
+    WeightVersionError,
+)
+from groupstate.runtime.sources import FunctionSource
+from tests.runtime.scenes import (
+    check,
+    ended,
+    endless,
+    events,
+    failing,
+    finish,
+    half_right,
+    opened,
+    quiet,
+    ready,
+    returning,
+    started,
+    virtual,
+)
+
+SYNC = Rules(mode="sync", batch_size=2, filter_metric="reward")
+
+# Serving ---------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_sample_is_served_when_its_last_group_finishes(loop):
+    async with opened(loop) as run:
+        ready(run, "a")
+        waiting = started(run.sample(2))
+        await quiet()
+        assert not waiting.done()
+
+        ready(run, "b")
+
+        assert (await waiting).group_ids == ["a", "b"]
+
+
+@virtual
+async def test_a_batch_carries_what_the_sessions_returned(loop):
+    async with opened(loop) as run:
+        group = run.submit({"question": "2 + 2"}, n=2, dataset="sums")
+        group.start(0).finish([Trajectory(text="4", reward=1.0), Trajectory(text="four", reward=0.5)])
+        group.start(1).finish(Trajectory(text="5", reward=0.0, info={"turns": 3}))
+
+        batch = await run.sample(1)
+
+    assert [(row.session, row.index, row.trajectory.text) for row in batch.rows] == [
+        (0, 0, "4"),
+        (0, 1, "four"),
+        (1, 0, "5"),
+    ]
+    assert batch.rows[2].trajectory.info == {"turns": 3}
+    assert (batch.groups[0].prompt.content, batch.groups[0].dataset) == ({"question": "2 + 2"}, "sums")
+
+
+@virtual
+async def test_several_waiters_are_served_in_order_of_arrival_and_no_group_twice(loop):
+    async with opened(loop) as run:
+        waiters = [started(run.sample(2)) for _ in range(3)]
+        await quiet()
+
+        ready(run, "a", "b", "c", "d", "e", "f")
+
+        assert [(await waiter).group_ids for waiter in waiters] == [["a", "b"], ["c", "d"], ["e", "f"]]
+
+
+@virtual
+async def test_a_small_sample_does_not_overtake_a_large_one_that_came_before(loop):
+    async with opened(loop) as run:
+        large = started(run.sample(3))
+        await quiet()
+        small = started(run.sample(1))
+        ready(run, "a", "b")
+        await quiet()
+        assert not small.done()
+
+        ready(run, "c", "d")
+
+        assert (await large).group_ids == ["a", "b", "c"]
+        assert (await small).group_ids == ["d"]
+
+
+@virtual
+async def test_a_waiter_of_one_partition_does_not_hold_up_the_other(loop):
+    async with opened(loop) as run:
+        training = started(run.sample(1))
+        await quiet()
+        finish(run.submit("v", partition="val"), 0.5)
+
+        batch = await run.sample(1, partition="val")
+
+        assert (batch.partition, batch.group_ids) == ("val", ["g1"])
+        assert not training.done()
+        await ended(training)
+
+
+@virtual
+async def test_surplus_groups_are_there_for_the_next_sample(loop):
+    async with opened(loop) as run:
+        ready(run, *"abcdefghij")
+
+        batches = [(await run.sample(4)).group_ids for _ in range(2)]
+
+        assert batches == [list("abcd"), list("efgh")]
+        assert run.sampleable_count() == 2
+
+
+@virtual
+async def test_interleaved_sessions_make_whole_groups_only(loop):
+    async with opened(loop) as run:
+        handles = {name: run.submit(name, n=3, group_id=name) for name in "ab"}
+        attempts = {(name, i): handles[name].start(i) for name in "ab" for i in range(3)}
+        seen = []
+
+        for name, session in [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]:
+            attempts[name, session].finish(Trajectory(reward=float(session)))
+            seen.append(run.sampleable_count())
+
+        assert seen == [0, 0, 0, 0, 1, 2]
+
+
+# Cancelled waiters -----------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_cancelled_waiter_takes_nothing(loop):
+    async with opened(loop) as run:
+        ready(run, "a")
+        waiting = started(run.sample(2))
+        await quiet()
+
+        await ended(waiting)
+        ready(run, "b")
+
+        assert run.sampleable_count() == 2
+        assert events(run, ev.BatchSampled) == []
+        assert [event.reason for event in events(run, ev.BatchRequestCancelled)] == ["cancelled"]
+
+
+@virtual
+async def test_the_waiter_behind_one_that_is_cancelled_as_its_group_comes_gets_the_group(loop):
+    async with opened(loop) as run:
+        first, second = started(run.sample(1)), started(run.sample(1))
+        await quiet()
+
+        ready(run, "a")
+        first.cancel()
+
+        assert (await second).group_ids == ["a"]
+        assert first.cancelled()
+
+
+@virtual
+async def test_a_waiter_cancelled_in_the_turn_of_its_answer_gives_its_groups_back(loop):
+    async with opened(loop) as run:
+        waiting = started(run.sample(2))
+        await quiet()
+
+        ready(run, "a", "b")
+        await ended(waiting)
+
+        assert [event.reason for event in events(run, ev.BatchReturned)] == ["cancelled"]
+        assert (await run.sample(2)).group_ids == ["a", "b"]
+
+
+@virtual
+async def test_a_scope_that_is_cancelled_in_the_turn_of_the_answer_gives_its_groups_back(loop):
+    async with opened(loop) as run:
+        with anyio.CancelScope() as scope:
+            loop.call_soon(ready, run, "a")
+            loop.call_soon(scope.cancel)
+            await run.sample(1)
+
+        assert scope.cancelled_caught
+        assert run.sampleable_count() == 1
+
+
+class CancelledAt:
+    """Awaits a coroutine and has the task cancelled at its n-th suspension."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int) -> None:
+        self._coroutine = coroutine
+        self._at = at
+        self.suspensions = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        resume = self._coroutine.send, None
+        while True:
+            try:
+                future = resume[0](resume[1])
+            except StopIteration as stop:
+                return stop.value
+            self.suspensions += 1
+            if self.suspensions == self._at:
+                task = asyncio.current_task()
+                assert task is not None
+                task.get_loop().call_soon(task.cancel)
+            try:
+                yield future
+                resume = self._coroutine.send, None
+            except BaseException as error:
+                resume = self._coroutine.throw, error
+
+
+async def sampled_but_cancelled(run, at: int) -> tuple[bool, Batch | None]:
+    """Wait for two groups, cancelled at the n-th suspension. Was it, and what came of it?"""
+    call = CancelledAt(run.sample(2), at)
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(0)
+    ready(run, "b")
+    await asyncio.wait({task})
+    reached = call.suspensions >= at
+    return reached, None if task.cancelled() else task.result()
+
+
+@virtual
+async def test_cancelled_at_whatever_await_nothing_is_lost(loop):
+    for at in itertools.count(1):
+        async with opened(loop, rules=Rules(stall_s=0)) as run:
+            ready(run, "a")
+
+            reached, batch = await sampled_but_cancelled(run, at)
+
+            left = run.sampleable_count()
+            assert (left, batch is None) == ((2, True) if batch is None else (0, False))
+            check(run)
+        if not reached:
+            break
+
+    assert at > 1
+
+
+async def test_cancelled_at_whatever_await_nothing_is_lost_with_threads_and_a_disk(tmp_path: Path):
+    delivered = []
+    for at in itertools.count(1):
+        async with open_run(tmp_path / str(at), group_size=1) as run:
+            finish(run.submit("text", group_id="a"), 1.0)
+
+            reached, batch = await sampled_but_cancelled(run, at)
+
+            delivered.append(batch is not None)
+            assert run.sampleable_count() == (0 if batch else 2)
+            check(run)
+            if batch is None:
+                assert (await run.sample(2)).group_ids == ["a", "b"]
+        if not reached:
+            break
+
+    assert at > 3, "the answer, its durability and the payloads are waited for"
+    assert delivered[-1]
+
+
+# Waits that end otherwise ----------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_time_out_says_what_was_waited_for(loop):
+    async with opened(loop) as run:
+        run.submit("slow", group_id="slow").start(0)
+
+        with pytest.raises(SampleTimeout, match=r"(?s)within 5 s.*0 of 2 groups.*'slow' is running.*submit") as caught:
+            await run.sample(2, timeout_s=5)
+
+        assert isinstance(caught.value, TimeoutError)
+        assert loop.time() == pytest.approx(5)
+        assert [event.reason for event in events(run, ev.BatchRequestCancelled)] == ["timeout"]
+
+
+@virtual
+async def test_a_time_out_of_zero_takes_what_is_there(loop):
+    async with opened(loop) as run:
+        ready(run, "a")
+
+        assert (await run.sample(1, timeout_s=0)).group_ids == ["a"]
+        with pytest.raises(SampleTimeout):
+            await run.sample(1, timeout_s=0)
+
+
+@virtual
+async def test_an_answer_in_time_beats_the_deadline(loop):
+    async with opened(loop) as run:
+        group = run.submit("a")
+        loop.call_later(4, finish, group, 1.0)
+
+        assert len(await run.sample(1, timeout_s=5)) == 1
+
+
+def stalls(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if "stalled" in record.getMessage()]
+
+
+@virtual
+async def test_a_stall_is_told_each_time_that_nothing_has_happened_for_stall_s(loop, caplog):
+    async with opened(loop, rules=Rules(stall_s=10)) as run:
+        run.submit("slow", group_id="slow").start(0)
+
+        with pytest.raises(SampleTimeout):
+            await run.sample(1, timeout_s=35)
+
+    assert len(stalls(caplog)) == 3
+    assert "'slow' is running" in stalls(caplog)[0].getMessage()
+
+
+@virtual
+async def test_nothing_is_told_while_progress_goes_on(loop, caplog):
+    async with opened(loop, rules=Rules(stall_s=10)) as run:
+        for second in range(0, 40, 5):
+            loop.call_later(second, run.submit, f"p{second}")
+
+        with pytest.raises(SampleTimeout):
+            await run.sample(1, timeout_s=39)
+
+    assert stalls(caplog) == []
+
+
+@virtual
+async def test_a_stall_is_told_stall_s_after_the_last_progress(loop, caplog):
+    async with opened(loop, rules=Rules(stall_s=10)) as run:
+        loop.call_later(1, run.submit, "p")
+
+        with pytest.raises(SampleTimeout):
+            await run.sample(1, timeout_s=11.5)
+
+    assert len(stalls(caplog)) == 1
+
+
+@virtual
+async def test_no_stall_is_told_with_stall_s_zero(loop, caplog):
+    async with opened(loop, rules=Rules(stall_s=0)) as run:
+        with pytest.raises(SampleTimeout):
+            await run.sample(1, timeout_s=3600)
+
+    assert stalls(caplog) == []
+
+
+@virtual
+async def test_a_second_sampler_is_refused_in_sync_mode(loop):
+    async with opened(loop, rules=SYNC) as run:
+        first = started(run.sample(2))
+        await quiet()
+
+        with pytest.raises(SamplerBusy, match="one may wait at a time"):
+            await run.sample(2)
+
+        ready(run, "a", "b", n=2)
+        assert (await first).group_ids == ["a", "b"]
+
+
+@virtual
+async def test_validation_may_be_sampled_beside_training_in_sync_mode(loop):
+    async with opened(loop, rules=SYNC) as run:
+        first = started(run.sample(2))
+        await quiet()
+        finish(run.submit("v", partition="val"), 1.0)
+
+        assert len(await run.sample(1, partition="val")) == 1
+        await ended(first)
+
+
+@virtual
+async def test_a_batch_above_the_rules_batch_size_is_refused_in_sync_mode(loop):
+    async with opened(loop, rules=SYNC) as run:
+        with pytest.raises(SampleError, match=r"sample\(3\) is above the rules' batch_size 2"):
+            await run.sample(3)
+
+        assert events(run, ev.BatchRequested) == []
+
+
+@virtual
+async def test_a_batch_of_nothing_is_refused(loop):
+    async with opened(loop) as run:
+        with pytest.raises(SampleError, match="at least 1"):
+            await run.sample(0)
+
+
+@pytest.mark.parametrize("call", ["sample", "submit"])
+@virtual
+async def test_a_partition_that_does_not_exist_is_refused_at_the_door(loop, call):
+    async with opened(loop) as run:
+        with pytest.raises(Exception, match="trian"):
+            if call == "sample":
+                await run.sample(1, partition="trian", timeout_s=1)
+            else:
+                run.submit("p", partition="trian")
+        assert len(events(run)) == 1
+
+
+@virtual
+async def test_too_few_groups_are_an_error_with_the_counts_and_stay_sampleable(loop):
+    async with opened(loop, source=["a", "b", "c"], session=half_right) as run:
+        with pytest.raises(NotEnoughGroups, match="a batch of at most 3") as caught:
+            await run.sample(4)
+
+        assert caught.value.needed == 4
+        assert caught.value.counts == {"needed": 4, "sampleable": 0, "in_flight": 3, "older_waiters": 0}
+        assert len(await run.sample(3)) == 3
+
+
+@virtual
+async def test_too_few_groups_counts_what_older_samplers_wait_for(loop):
+    async with opened(loop, source=["a", "b", "c"], session=half_right) as run:
+        older = started(run.sample(2))
+        await quiet()
+
+        with pytest.raises(NotEnoughGroups, match="older samplers wait for 2") as caught:
+            await run.sample(2)
+
+        assert caught.value.counts["older_waiters"] == 2
+        assert len(await older) == 2
+
+
+@virtual
+async def test_a_refill_that_the_source_does_not_have_ends_the_wait(loop):
+    async def uniform_if_last(ctx):
+        await anyio.sleep(1)
+        return Trajectory(reward=float(ctx.session) if ctx.prompt.content != "d" else 1.0)
+
+    async with opened(
+        loop, rules=Rules(filter_metric="reward"), source=list("abcd"), session=uniform_if_last, group_size=2
+    ) as run:
+        with pytest.raises(NotEnoughGroups):
+            await run.sample(4)
+
+        assert run.sampleable_count() == 3
+        assert run.book.totals["evicted/zero_variance"] == 1
+        assert sum(event.count for event in events(run, ev.RefillForfeited)) == 1
+
+
+@virtual
+async def test_without_a_source_a_sample_waits_for_whoever_submits(loop):
+    async with opened(loop) as run:
+        waiting = started(run.sample(1))
+        await anyio.sleep(3600)
+        assert not waiting.done()
+        assert any("run.submit" in way for way in run.explain().unblocked_by)
+
+        ready(run, "a")
+
+        assert len(await waiting) == 1
+
+
+@virtual
+async def test_a_missing_metric_names_group_session_metric_and_what_there_is(loop):
+    async def without_accuracy(ctx):
+        metrics = {"reward": 1.0} if ctx.session else {"reward": 1.0, "acc": 1.0}
+        return Trajectory(metrics=metrics)
+
+    async with opened(
+        loop, rules=Rules(filter_metric="acc"), source=["a"], session=without_accuracy, group_size=2
+    ) as run:
+        for _ in range(2):
+            with pytest.raises(MissingMetric) as caught:
+                await run.sample(1)
+
+        error = caught.value
+        assert (error.group_id, error.session, error.metric, error.present) == ("g1", 1, "acc", ("reward",))
+
+
+@virtual
+async def test_a_missing_metric_is_raised_again_after_reopening(loop, tmp_path):
+    rules = Rules(filter_metric="acc")
+    async with opened(loop, tmp_path / "run", rules=rules) as run:
+        ready(run, "a")
+
+    async with opened(loop, tmp_path / "run", rules=rules) as run:
+        with pytest.raises(MissingMetric):
+            await run.sample(1)
+
+
+@virtual
+async def test_a_stale_group_that_lacks_the_metric_no_longer_stops_anybody(loop):
+    async with opened(loop, rules=Rules(filter_metric="acc", lag_max=0)) as run:
+        ready(run, "a")
+        with pytest.raises(MissingMetric):
+            await run.sample(1)
+
+        await run.publish_weights(1)
+        group = run.submit("b", n=2)
+        for session in (0, 1):
+            group.start(session).finish(Trajectory(metrics={"acc": float(session)}))
+
+        assert (await run.sample(1)).group_ids == [group.id]
+
+
+@virtual
+async def test_group_after_group_evicted_ends_the_wait_with_the_reasons(loop):
+    async with opened(
+        loop, rules=Rules(filter_metric="reward"), source=range(100), session=returning(Trajectory(reward=1.0)),
+        group_size=2,
+    ) as run:  # fmt: skip
+        with pytest.raises(EvictionStreak, match="zero_variance 16") as caught:
+            await run.sample(2)
+
+    assert (caught.value.streak, caught.value.bound) == (16, 16)
+    assert caught.value.reasons == {"zero_variance": 16}
+
+
+@virtual
+async def test_a_group_that_is_kept_ends_a_streak(loop):
+    rules = Rules(filter_metric="reward", eviction_streak_max=2, admission=PerBatch(warmup=0))
+
+    async def every_second_group_uniform(ctx):
+        await anyio.sleep(1)
+        return Trajectory(reward=1.0 if int(ctx.prompt.content) % 2 else float(ctx.session))
+
+    async with opened(
+        loop, rules=rules, source=range(20), session=every_second_group_uniform, group_size=2
+    ) as run:  # fmt: skip
+        for _ in range(5):
+            await run.sample(1)
+
+        assert run.book.totals["evicted/zero_variance"] >= 3
+
+
+@virtual
+async def test_sessions_that_always_fail_end_the_wait_and_the_first_failure_can_be_read(loop):
+    async with opened(loop, source=range(100), session=failing(ValueError("no judge"))) as run:
+        with pytest.raises(EvictionStreak, match="empty 8"):
+            await run.sample(1)
+
+        assert events(run, ev.SessionFailed)[0].message == "ValueError: no judge"
+
+
+@virtual
+async def test_more_groups_than_one_batch_may_take_end_the_wait(loop):
+    rules = Rules(filter_metric="reward", generated_groups_max=4, admission=PerBatch(warmup=0))
+    async with opened(
+        loop, rules=rules, source=range(100), session=returning(Trajectory(reward=1.0)), group_size=2
+    ) as run:
+        with pytest.raises(RefillLimitExceeded, match="took 5 groups, generated_groups_max is 4") as caught:
+            await run.sample(1)
+
+    assert (caught.value.generated, caught.value.bound) == (5, 4)
+    assert caught.value.reasons == {"zero_variance": 4}
+
+
+@virtual
+async def test_too_many_groups_before_any_is_evicted_are_told_as_such(loop):
+    async with opened(loop, rules=Rules(generated_groups_max=2)) as run:
+        for _ in range(3):
+            run.submit("p")
+
+        with pytest.raises(RefillLimitExceeded, match="none evicted"):
+            await run.sample(1)
+
+
+@virtual
+async def test_a_waiting_sample_learns_that_the_run_closes(loop):
+    async with opened(loop) as run:
+        waiting = started(run.sample(1))
+        await quiet()
+
+        await run.close()
+
+        with pytest.raises(RunIsClosed, match="closing"):
+            await waiting
+
+
+@virtual
+async def test_a_closed_run_gives_no_batches(loop):
+    async with opened(loop) as run:
+        ready(run, "a")
+    with pytest.raises(RunIsClosed, match="open it again"):
+        await run.sample(1)
+
+
+@pytest.mark.parametrize("second", [OSError("the disk with the prompts is gone"), object(), Prompt("p", group_id="a")])
+@virtual
+async def test_a_source_that_fails_a_waiting_sample_leaves_no_waiter_behind(loop, second):
+    def make(position):
+        if position == 0:
+            return Prompt("p", group_id="a")
+        if isinstance(second, Exception):
+            raise second
+        return second
+
+    async with opened(loop, source=FunctionSource(make)) as run:
+        with pytest.raises(SourceFailed, match="source 'function' failed at prompt 1: .*(gone|stored|taken)"):
+            await run.sample(3)
+
+        assert run.book.requests == {}
+        ready(run, "mine")
+        assert run.sampleable_count() == 1
+
+
+@virtual
+async def test_groups_that_are_ready_can_be_sampled_after_the_source_failed(loop):
+    async with opened(loop, source=FunctionSource(lambda position: object())) as run:
+        ready(run, "mine")
+        with pytest.raises(SourceFailed):
+            await run.sample(2)
+
+        assert (await run.sample(1)).group_ids == ["mine"]
+
+
+# Weight versions -------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_sampling_with_a_weight_version_publishes_it_first(loop):
+    async with opened(loop, rules=Rules(lag_max=0)) as run:
+        ready(run, "old")
+        group = None
+
+        waiting = started(run.sample(1, weight_version=1))
+        await quiet()
+        group = run.submit("new")
+        finish(group, 1.0)
+
+        batch = await waiting
+        assert (run.weight_version, batch.weight_version, batch.group_ids) == (1, 1, [group.id])
+        assert run.book.totals["evicted/stale"] == 1
+
+
+@virtual
+async def test_the_current_weight_version_again_changes_nothing(loop):
+    async with opened(loop, weight_version=3) as run:
+        ready(run, "a")
+
+        await run.sample(1, weight_version=3)
+
+        assert events(run, ev.WeightsPublished) == []
+
+
+@virtual
+async def test_a_weight_version_that_goes_backwards_is_refused(loop):
+    async with opened(loop, weight_version=3) as run:
+        with pytest.raises(WeightVersionError, match="version 2 is below the current version 3"):
+            await run.sample(1, weight_version=2)
+
+        assert events(run, ev.BatchRequested) == []
+
+
+@virtual
+async def test_without_a_weight_version_lag_counts_from_what_was_published_last(loop):
+    async with opened(loop, rules=Rules(lag_max=1)) as run:
+        ready(run, *"abc")
+
+        for _ in range(3):
+            assert (await run.sample(1)).groups[0].lag == 0
+
+
+@virtual
+async def test_with_wait_a_group_in_flight_at_the_bound_holds_the_sampler(loop):
+    async with opened(loop, rules=Rules(lag_max=1, on_stale="wait")) as run:
+        slow = run.submit("slow", group_id="slow")
+        ready(run, "a")
+        await run.publish_weights(1)
+        waiting = started(run.sample(1))
+        await quiet()
+        assert "lag 1, the bound is 1" in run.explain().blocked_by
+
+        finish(slow, 1.0)
+
+        assert (await waiting).group_ids == ["slow"]
+
+
+# Validation ------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_validate_runs_all_prompts_and_commits_them(loop):
+    async with opened(loop, rules=Rules(filter_metric="reward"), session=half_right, group_size=2) as run:
+        batch = await run.validate(["a", "b", "c"], n=1)
+
+        assert [group.prompt.content for group in batch.groups] == ["a", "b", "c"]
+        assert run.book.totals["committed"] == 3
+        assert run.book.totals["evicted"] == 0
+
+
+@virtual
+async def test_validation_shows_failed_groups_too(loop):
+    async with opened(loop, session=failing(ValueError("no"))) as run:
+        batch = await run.validate(["a"])
+
+        assert [(group.phase, len(list(group.rows()))) for group in batch.groups] == [("failure", 0)]
+
+
+@virtual
+async def test_a_validation_that_timed_out_does_not_hand_its_groups_to_the_next(loop):
+    async with opened(loop, session=half_right) as run:
+        with pytest.raises(SampleTimeout):
+            await run.validate(["old"], timeout_s=0.5)
+
+        batch = await run.validate(["new"])
+
+        assert [group.prompt.content for group in batch.groups] == ["new"]
+
+
+@virtual
+async def test_two_validations_at_once_each_get_their_own_groups(loop):
+    async def slow_first(ctx):
+        await anyio.sleep(2 if ctx.prompt.content == "a" else 1)
+        return Trajectory(reward=1.0)
+
+    async with opened(loop, session=slow_first) as run:
+        batches = await asyncio.gather(run.validate(["a"]), run.validate(["b"]))
+
+        assert [batch.groups[0].prompt.content for batch in batches] == ["a", "b"]
+
+
+@virtual
+async def test_metrics_of_the_partitions_are_counted_apart(loop):
+    async with opened(loop, rules=Rules(filter_metric="reward")) as run:
+        finish(run.submit("flat", n=2), 1.0, 1.0)
+        finish(run.submit("v", n=2, partition="val"), 1.0, 1.0)
+        ready(run, "a", n=2)
+
+        training, validation = await run.sample(1), await run.sample(1, partition="val")
+
+        assert training.metrics["training/filter_groups/evicted_samples"] == 1
+        assert validation.metrics["validation/filter_groups/evicted_samples"] == 0
+
+
+# Looking ---------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_wait_sampleable_waits_and_takes_nothing(loop):
+    async with opened(loop) as run:
+        waiting = started(run.wait_sampleable(2))
+        ready(run, "a")
+        await quiet()
+        assert not waiting.done()
+
+        ready(run, "b")
+
+        assert await waiting == 2
+        assert run.sampleable_count() == 2
+
+
+@virtual
+async def test_wait_sampleable_learns_that_the_run_closes(loop):
+    async with opened(loop) as run:
+        waiting = started(run.wait_sampleable(1))
+        await quiet()
+
+        await run.close()
+
+        with pytest.raises(RunIsClosed):
+            await waiting
+
+
+@virtual
+async def test_wait_sampleable_learns_that_the_source_cannot_supply_so_many(loop):
+    async with opened(loop, source=["a"], session=half_right) as run:
+        with pytest.raises(NotEnoughGroups):
+            await run.wait_sampleable(2)
+
+
+@virtual
+async def test_wait_sampleable_learns_that_the_source_failed(loop):
+    async with opened(loop, source=FunctionSource(lambda position: object()), session=half_right) as run:
+        with pytest.raises(NotEnoughGroups, match="failed: BadInput"):
+            await run.wait_sampleable(1)
+
+
+@virtual
+async def test_wait_sampleable_ends_when_group_after_group_is_evicted(loop):
+    async with opened(
+        loop, rules=Rules(filter_metric="reward"), source=FunctionSource(str), group_size=2,
+        session=returning(Trajectory(reward=1.0)),
+    ) as run:  # fmt: skip
+        with pytest.raises(EvictionStreak), anyio.fail_after(1000):
+            await run.wait_sampleable(1)
+
+
+@virtual
+async def test_wait_sampleable_learns_that_a_metric_is_missing(loop):
+    async with opened(loop, rules=Rules(filter_metric="acc"), source=["p"], session=half_right) as run:
+        with pytest.raises(MissingMetric):
+            await run.wait_sampleable(1)
+
+
+@virtual
+async def test_wait_changed_wakes_at_the_next_event(loop):
+    async with opened(loop) as run:
+        waiting = started(run.wait_changed())
+        await quiet()
+        assert not waiting.done()
+
+        run.submit("a")
+
+        await waiting
+
+
+@virtual
+async def test_explain_says_what_the_oldest_waiter_lacks(loop):
+    async with opened(loop, source=range(9), session=endless) as run:
+        assert run.explain().needed == 0
+        waiting = started(run.sample(2))
+        await quiet()
+
+        explanation = run.explain()
+
+        assert (explanation.needed, explanation.sampleable, explanation.in_flight_count) == (2, 0, 4)
+        assert explanation.blocked_by == "0 of 2 groups are sampleable"
+        await ended(waiting)
+
+
+# Damage ----------------------------------------------------------------------------------------------
+
+
+def damage(run, ref) -> None:
+    run.ledger.log.payloads._data[ref.key] = b"?"
+
+
+@virtual
+async def test_a_group_whose_payload_cannot_be_read_is_evicted_as_damaged_and_the_wait_goes_on(loop):
+    async with opened(loop) as run:
+        ready(run, "a", "b")
+        damage(run, run.book.group("a").prompt)
+
+        batch = await run.sample(1)
+
+        assert batch.group_ids == ["b"]
+        assert [(event.group_id, event.reasons) for event in events(run, ev.GroupEvicted)] == [("a", ("damaged",))]
+
+
+@virtual
+async def test_a_damaged_validation_group_is_an_error_and_stays(loop):
+    async with opened(loop) as run:
+        finish(run.submit("v", partition="val", group_id="v"), 1.0)
+        damage(run, run.book.group("v").prompt)
+
+        with pytest.raises(DamagedPayload, match="'v'"):
+            await run.sample(1, partition="val")
+
+        assert run.sampleable_count("val") == 1
+
+
+@virtual
+async def test_a_damaged_prompt_fails_its_group_before_any_session_starts(loop):
+    async with opened(loop, session=half_right) as run:
+        run.submit("p", group_id="a")
+        run._controller.prompts.clear()
+        damage(run, run.book.group("a").prompt)
+        await anyio.sleep(5)
+
+        assert [event.reasons for event in events(run, ev.GroupEvicted)] == [("damaged",)]
+        assert events(run, ev.SessionStarted) == []
