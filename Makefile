@@ -4,7 +4,7 @@
 PYTHON ?=
 TORCH ?= -r requirements/torch.txt
 PYTHONS ?= 3.11 3.12 3.13
-COVERAGE_MIN ?= 0
+COVERAGE_MIN ?= 100
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=

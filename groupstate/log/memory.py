@@ -35,6 +35,9 @@ class MemoryPayloads:
             raise DamagedPayload(f"payload {ref.key} is not in the store: it was freed, or belongs to another run")
         return check_payload(ref, data, "the store")
 
+    def in_memory(self, ref: PayloadRef) -> bool:
+        return True
+
     def free(self, refs: Iterable[PayloadRef]) -> None:
         for ref in refs:
             self._data.pop(ref.key, None)

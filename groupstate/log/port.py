@@ -35,6 +35,10 @@ class PayloadStore(Protocol):
         """
         ...
 
+    def in_memory(self, ref: PayloadRef) -> bool:
+        """Whether `get` needs no disk for this one, whatever `blocks` says."""
+        ...
+
     def free(self, refs: Iterable[PayloadRef]) -> None:
         """Let go of payloads that no event will be asked for any more. Unknown keys are ignored."""
         ...

@@ -175,7 +175,8 @@ class Sampler:
                 except DamagedPayload as error:
                     damaged[group.group_id] = str(error)
 
-        if store.blocks:
+        at_hand = all(store.in_memory(ref) for group in claim.groups for ref in group.payloads())
+        if store.blocks and not at_hand:
             await anyio.to_thread.run_sync(read)
         else:
             read()

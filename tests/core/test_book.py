@@ -740,6 +740,16 @@ def test_a_requeued_group_does_not_count_from_tokens_that_were_dropped() -> None
     assert story.group("a").aged_from == 5
 
 
+@pytest.mark.xfail(strict=True, reason="only a group that counted from above the mark remembers the mark")
+def test_an_undone_commit_that_is_requeued_counts_from_the_mark() -> None:
+    story = play(
+        "publish 3", "mark", "publish 7", "submit a/2", "start a", "finish a.0 reward=1", "fail a.1", "sample 1",
+        "commit 1", "recover at=1", "requeue a", "publish 5",
+    )  # fmt: skip
+
+    assert story.book.lag(story.group("a")) == 2
+
+
 def test_in_flight_the_lag_counts_from_the_stamp_whatever_the_basis() -> None:
     story = play("submit g/1 stamp=1", "start g", "publish 6", rules=Rules(basis="newest_token"))
 

@@ -197,6 +197,13 @@ def test_a_refill_has_the_size_of_the_group_that_it_replaces() -> None:
     assert {name: story.group(name).size for name in story.refills()} == {"r1": 5, "r2": 1}
 
 
+def test_a_failure_with_just_enough_survivors_for_the_rules_of_now_is_not_too_few() -> None:
+    story = play("submit g/3", "start g", "finish g.0 acc=0", "finish g.1 acc=1", "fail g.2")
+
+    assert reasons_of(story.group("g"), 0, Rules(survivors_min=2)) == ("failed",)
+    assert reasons_of(story.group("g"), 0, Rules(survivors_min=3)) == ("too_few",)
+
+
 DAMAGED = {"g": "payload 3 is not in the store"}
 
 
@@ -758,6 +765,15 @@ def test_refills_take_the_places_that_admission_has(
 
     assert refills_now(story.book, rules) == refills
     assert forfeits(story.book, rules) == ((beyond, "admission") if isinstance(rule, Capacity) and beyond else None)
+
+
+@pytest.mark.parametrize(("demand", "refills"), [(1, 0), (2, 0), (3, 1), (4, 2), (9, 3)])
+def test_what_samplers_wait_for_has_a_place_beside_what_is_ready(demand: int, refills: int) -> None:
+    story = owing(sync_story(good=2), 4)
+    story.record(ev.BatchRequested(1, "train", demand, 0))
+
+    assert refills_now(story.book, Rules(admission=Slots(n=1, ready_max=1))) == min(refills, 1)
+    assert refills_now(story.book, Rules(admission=Slots(n=3))) == max(1, refills)
 
 
 @pytest.mark.parametrize(

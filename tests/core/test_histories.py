@@ -41,6 +41,7 @@ class Told:
     terminal: str = ""
     lag_when_sampled: int = 0
     kept_lag: int | None = None
+    rewound_to: int | None = None
 
 
 class Model:
@@ -105,7 +106,7 @@ class Model:
         group.rows = [0] * size
         group.tokens = [[] for _ in range(size)]
         group.version = group.stamp
-        group.aged_from = min(group.stamp, group.aged_from)
+        group.aged_from = group.stamp if group.rewound_to is None else min(group.stamp, group.rewound_to)
         group.phase, group.terminal, group.kept_lag = "pending", "", None
 
     def back(self, name: str) -> None:
@@ -355,8 +356,8 @@ class History:
         self.model.commits = [(marks, name) for marks, name in self.model.commits if marks < number]
         self.model.mark_count = number
         for name, group in self.model.groups.items():
-            if group.phase not in ("evicted", "committed"):
-                group.aged_from = min(group.aged_from, version)
+            if group.phase not in ("evicted", "committed") and group.aged_from > version:
+                group.aged_from = group.rewound_to = version
             if name in undone:
                 self.model.back(name)
                 self.model.datasets[group.dataset]["committed"] -= 1

@@ -364,3 +364,46 @@ def test_a_file_freed_while_somebody_looks_for_a_payload_is_passed_over(monkeypa
     monkeypatch.setattr("groupstate.log.payloads.list_payload_files", lambda disk, run: [1, 2])
 
     assert read_payload(RUN, refs[0], disk=disk) == b"a" * 30
+
+
+async def test_what_was_lately_written_is_read_from_memory():
+    log = make(FaultyDisk())
+    (ref,) = put_each(log, b"tokens")
+    operations = log.payloads._disk.operation_count
+
+    assert log.payloads.in_memory(ref)
+    assert log.payloads.get(ref) == b"tokens"
+    assert log.payloads._disk.operation_count == operations
+    await log.aclose()
+
+
+async def test_the_oldest_of_what_was_lately_written_makes_room(monkeypatch):
+    monkeypatch.setattr("groupstate.log.payloads.RECENT_BYTES_MAX", 10)
+    log = make(FaultyDisk())
+    refs = put_each(log, b"a" * 6, b"b" * 4, b"c" * 5)
+
+    assert [log.payloads.in_memory(ref) for ref in refs] == [False, True, True]
+    assert [log.payloads.get(ref) for ref in refs] == [b"a" * 6, b"b" * 4, b"c" * 5]
+    await log.aclose()
+
+
+async def test_what_is_freed_is_not_kept_in_memory():
+    log = make(FaultyDisk())
+    first, second = put_each(log, b"a" * 6, b"b" * 4)
+    log.payloads.free([first])
+
+    assert [log.payloads.in_memory(ref) for ref in (first, second)] == [False, True]
+    assert log.payloads._recent_bytes == 4
+    await log.aclose()
+
+
+async def test_an_opened_store_has_nothing_in_memory():
+    disk = FaultyDisk()
+    log = make(disk)
+    (ref,) = put_each(log, b"tokens")
+    await log.aclose()
+    log = reopen(disk)
+
+    assert not log.payloads.in_memory(ref)
+    assert log.payloads.get(ref) == b"tokens"
+    await log.aclose()

@@ -223,7 +223,7 @@ async def drained(loop, path: Path, source) -> list:
         with pytest.raises(NotEnoughGroups):
             while True:
                 batch = await run.sample(1)
-                contents += [group.prompt.content for group in batch.groups]
+                contents.extend(group.prompt.content for group in batch.groups)
                 await run.commit(batch)
     return contents
 
@@ -327,7 +327,7 @@ def test_cut_at_whatever_byte_what_was_acknowledged_is_there():
         torn.replace(SEGMENT, torn.read(SEGMENT)[:size])
         # The watermark isn't flushed, so after a kill it may be behind, never ahead.
         torn.remove(f"{RUN}/log/head")
-        async with opened(loop, log=FileLog.open(RUN, disk=torn, inline=True)) as run:
+        async with open_run(log=FileLog.open(RUN, disk=torn, inline=True), clock_ns=loop.clock_ns) as run:
             kept = list(itertools.takewhile(lambda event: not isinstance(event, ev.RunRecovered), events(run)))
             if any(isinstance(event, ev.RunRecovered) for event in events(run)):
                 assert kept == whole[: len(kept)]
@@ -650,7 +650,7 @@ async def test_a_log_without_a_sweep_is_left_as_it_is(loop):
         blocks = False
 
         def __init__(self, inner):
-            self.put, self.get, self.free = inner.put, inner.get, inner.free
+            self.put, self.get, self.free, self.in_memory = inner.put, inner.get, inner.free, inner.in_memory
 
     log = MemoryLog()
     async with opened(loop, log=log) as run:

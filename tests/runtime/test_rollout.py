@@ -12,9 +12,9 @@ from groupstate.core import events as ev
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.errors import (
     BadSettings,
+    DuplicateGroup,
     EngineDied,
     EngineError,
-    DuplicateGroup,
     IllegalTransition,
     LogFailed,
     NotEnoughGroups,
@@ -207,7 +207,7 @@ async def test_a_result_that_is_ready_in_the_turn_of_the_cancellation_is_taken(l
 @virtual
 async def test_an_unknown_group_cannot_be_cancelled(loop):
     async with opened(loop) as run:
-        with pytest.raises(UnknownGroup, match="'nobody'.*never submitted"):
+        with pytest.raises(UnknownGroup, match=r"'nobody'.*never submitted"):
             run.cancel("nobody")
 
 
@@ -303,6 +303,60 @@ async def test_requeueing_before_anything_started_raises_the_attempt(loop):
         await run.sample(1)
 
         assert [event.attempt for event in events(run, ev.SessionStarted)] == [2]
+
+
+@pytest.mark.parametrize("turns", range(6))
+@virtual
+async def test_a_group_that_is_requeued_while_its_tasks_start_runs_once(loop, turns):
+    async with opened(loop, session=half_right, group_size=2) as run:
+        await quiet()
+        run.submit("p", group_id="g")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+        run.requeue("g")
+        await run.sample(1)
+
+        assert [(event.session, event.attempt) for event in events(run, ev.SessionFinished)] == [(0, 2), (1, 2)]
+        assert failures(run) == []
+
+
+@virtual
+async def test_a_group_without_a_prompt_runs_after_reopening_too(loop, tmp_path):
+    async with opened(loop, tmp_path / "run") as run:
+        run.submit(None, group_id="g", dataset="sums")
+
+    seen = []
+
+    async def session(ctx):
+        seen.append((ctx.prompt.content, ctx.prompt.dataset))
+        return Trajectory(reward=1.0)
+
+    async with opened(loop, tmp_path / "run", session=session) as run:
+        await run.sample(1)
+
+    assert seen == [(None, "sums")]
+
+
+@virtual
+async def test_a_late_result_that_cannot_be_recorded_is_told(loop, caplog):
+    disk = FaultyDisk()
+    log = FileLog.create("/runs/one", disk=disk, inline=True)
+    with pytest.raises(LogFailed):
+        async with open_run(
+            log=log, session=stubborn_first_attempt(100), clock_ns=loop.clock_ns, group_size=1, cancel_grace_s=1
+        ) as run:
+            run.submit("p", group_id="g")
+            await anyio.sleep(1)
+            run.cancel("g")
+            await anyio.sleep(5)
+            disk.fault = Fault(disk.operation_count + 1, once=False)
+            with pytest.raises(LogFailed):
+                run.submit("q")
+                run.submit("q")
+            await anyio.sleep(100)
+
+    assert "a late result can't be recorded" in caplog.text
 
 
 @virtual
@@ -539,6 +593,7 @@ async def test_a_cancellation_is_not_replaced_by_a_broken_log(loop):
 
             assert waiting.cancelled()
 
+
 # Admission -------------------------------------------------------------------------------------------
 
 
@@ -672,7 +727,11 @@ async def test_evicted_groups_are_replaced_at_once_and_no_further(loop):
     async with opened(loop, rules=rules, source=range(1000), session=flat_at_first, group_size=2) as run:
         await anyio.sleep(1.5)
 
-        assert [event.source_position for event in events(run, ev.GroupSubmitted) if event.cause == "refill"] == [3, 4, 5]
+        assert [event.source_position for event in events(run, ev.GroupSubmitted) if event.cause == "refill"] == [
+            3,
+            4,
+            5,
+        ]
         assert run.book.in_flight_count() == 3
 
 
@@ -717,6 +776,37 @@ async def test_a_source_that_ends_in_the_middle_of_a_batch_ends_the_wait(loop):
 
 
 @virtual
+async def test_a_source_that_ends_in_the_middle_of_refills_forfeits_the_rest(loop):
+    rules = Rules(mode="sync", batch_size=2, filter_metric="reward")
+    async with opened(loop, source=["r1"], rules=rules) as run:
+        groups = [run.submit("p", n=2), run.submit("q", n=2)]
+        waiting = started(run.sample(2))
+        await quiet()
+        for group in groups:
+            finish(group, 1.0, 1.0)
+
+        with pytest.raises(NotEnoughGroups):
+            await waiting
+
+        assert [event.cause for event in events(run, ev.GroupSubmitted)] == ["submit", "submit", "refill"]
+        assert sum(event.count for event in events(run, ev.RefillForfeited)) == 3
+
+
+@virtual
+async def test_a_log_that_breaks_while_a_prompt_is_drawn_is_not_the_sources_fault(loop):
+    disk = FaultyDisk()
+    log = FileLog.create("/runs/one", disk=disk, inline=True)
+
+    def breaks_the_disk(position):
+        disk.fault = disk.fault or Fault(disk.operation_count + 1, once=False)
+        return position
+
+    with pytest.raises(LogFailed, match="planned"):
+        async with open_run(log=log, source=FunctionSource(breaks_the_disk), clock_ns=loop.clock_ns) as run:
+            await run.sample(3)
+
+
+@virtual
 async def test_the_users_own_groups_run_beside_those_of_the_source(loop):
     async with opened(loop, source=["from the source"], session=half_right) as run:
         run.submit("mine")
@@ -745,7 +835,10 @@ async def test_admission_is_held_while_a_sampler_waits_for_a_stale_group(loop):
         assert not waiting.done()
         assert run.book.totals["submitted"] == submitted == 2
         assert len(await waiting) == 1
-        assert [event.reason for event in events(run, ev.AdmissionHeld)] == ["a group in flight is at the lag bound", ""]
+        assert [event.reason for event in events(run, ev.AdmissionHeld)] == [
+            "a group in flight is at the lag bound",
+            "",
+        ]
 
 
 @virtual

@@ -10,11 +10,12 @@ from typing import Any
 import anyio
 import pytest
 
-from groupstate import Batch, PerBatch, Prompt, Rules, Trajectory, open_run
+from groupstate import Batch, PerBatch, Prompt, Rules, Slots, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.errors import (
     DamagedPayload,
     EvictionStreak,
+    GroupstateError,
     MissingMetric,
     NotEnoughGroups,
     RefillLimitExceeded,
@@ -200,6 +201,20 @@ async def test_a_scope_that_is_cancelled_in_the_turn_of_the_answer_gives_its_gro
         assert run.sampleable_count() == 1
 
 
+@virtual
+async def test_a_batch_that_was_released_by_its_number_is_not_given_back_again(loop):
+    async with opened(loop) as run:
+        waiting = started(run.sample(1))
+        await quiet()
+        ready(run, "a")
+        await run.release(1)
+
+        await ended(waiting)
+
+        assert [event.reason for event in events(run, ev.BatchReturned)] == ["released"]
+        assert run.sampleable_count() == 1
+
+
 class CancelledAt:
     """Awaits a coroutine and has the task cancelled at its n-th suspension."""
 
@@ -255,7 +270,8 @@ async def test_cancelled_at_whatever_await_nothing_is_lost(loop):
     assert at > 1
 
 
-async def test_cancelled_at_whatever_await_nothing_is_lost_with_threads_and_a_disk(tmp_path: Path):
+async def test_cancelled_at_whatever_await_nothing_is_lost_with_threads_and_a_disk(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("groupstate.log.payloads.RECENT_BYTES_MAX", 0)
     delivered = []
     for at in itertools.count(1):
         async with open_run(tmp_path / str(at), group_size=1) as run:
@@ -600,7 +616,7 @@ async def test_a_source_that_fails_a_waiting_sample_leaves_no_waiter_behind(loop
         return second
 
     async with opened(loop, source=FunctionSource(make)) as run:
-        with pytest.raises(SourceFailed, match="source 'function' failed at prompt 1: .*(gone|stored|taken)"):
+        with pytest.raises(SourceFailed, match=r"source 'function' failed at prompt 1: .*(gone|stored|taken)"):
             await run.sample(3)
 
         assert run.book.requests == {}
@@ -798,15 +814,43 @@ async def test_wait_sampleable_learns_that_a_metric_is_missing(loop):
 
 
 @virtual
-async def test_wait_changed_wakes_at_the_next_event(loop):
+async def test_wait_changed_wakes_everybody_at_the_next_event(loop):
     async with opened(loop) as run:
-        waiting = started(run.wait_changed())
+        waiters = [started(run.wait_changed()) for _ in range(3)]
         await quiet()
-        assert not waiting.done()
+        assert not any(waiter.done() for waiter in waiters)
 
         run.submit("a")
 
-        await waiting
+        await asyncio.gather(*waiters)
+
+
+@virtual
+async def test_wait_sampleable_has_drawn_what_it_waits_for(loop):
+    async with opened(loop, source=range(100), session=half_right) as run:
+        assert await run.wait_sampleable(5) == 5
+        assert run.book.totals["submitted"] == 5
+
+
+@pytest.mark.xfail(strict=True, reason="slots never have so many ready, and nobody says so")
+@virtual
+async def test_wait_sampleable_says_that_admission_will_never_have_so_many_ready(loop):
+    async with opened(loop, source=range(100), session=half_right, rules=Rules(admission=Slots(n=2))) as run:
+        with pytest.raises(GroupstateError):
+            await run.wait_sampleable(3)
+
+
+@virtual
+async def test_wait_sampleable_waits_for_validation_groups_too(loop):
+    async with opened(loop) as run:
+        waiting = started(run.wait_sampleable(1, "val"))
+        ready(run, "a")
+        await quiet()
+        assert not waiting.done()
+
+        finish(run.submit("v", partition="val"), 1.0)
+
+        assert await waiting == 1
 
 
 @virtual

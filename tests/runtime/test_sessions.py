@@ -531,7 +531,9 @@ async def test_token_ids_need_no_tokenizer(loop):
 @virtual
 async def test_a_request_that_the_engine_refuses_is_the_sessions_failure(loop):
     async with opened(
-        loop, session=session_from_reward(lambda prompt, text: 1.0), engine=ScriptedEngine([EngineError("too long")] * 9)
+        loop,
+        session=session_from_reward(lambda prompt, text: 1.0),
+        engine=ScriptedEngine([EngineError("too long")] * 9),
     ) as run:
         run.submit([1, 2])
         await anyio.sleep(1)

@@ -1,0 +1,177 @@
+"""The only writer of the log: order, atomicity, and what a failed write leaves."""
+
+import asyncio
+import signal
+
+import pytest
+
+from groupstate import Rules, Trajectory, open_run
+from groupstate.core import events as ev
+from groupstate.core.book import replayed
+from groupstate.errors import DuplicateGroup, IllegalTransition, LogFailed, Unsupported, WeightVersionError
+from groupstate.log.memory import MemoryLog
+from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.recovery import start
+from groupstate.runtime.run import _need_asyncio
+from tests.runtime.scenes import events, opened, ready, virtual
+
+
+def ledger(**rules: object) -> Ledger:
+    """A ledger with a group `g` of two sessions, both under way."""
+    made = Ledger(MemoryLog(), Rules(**rules), clock_ns=iter(range(1, 1_000_000)).__next__)
+    start(made, run_id="r", weight_version=0, seed=0)
+    made.record(ev.GroupSubmitted("g", 2, "train", 0, 1, "submit"))
+    made.start("g", 0)
+    made.start("g", 1)
+    return made
+
+
+def test_the_last_end_and_the_terminal_event_are_one_post():
+    made = ledger()
+    posts = []
+    original = made.log.post
+    made.log.post = lambda records: (posts.append([type(r.event).__name__ for r in records]), original(records))
+
+    for session in (0, 1):
+        made.finish("g", session, 1, Trajectory(reward=1.0))
+
+    assert posts == [["SessionFinished"], ["SessionFinished", "GroupFinished"]]
+
+
+def test_an_event_that_cannot_happen_is_refused_before_it_is_written():
+    made = ledger()
+    before = made.book.digest(), made.log.last_seq
+
+    with pytest.raises(IllegalTransition):
+        made.record(ev.GroupEvicted("g", ("stale",), 0, 1))
+    with pytest.raises(DuplicateGroup):
+        made.record(ev.GroupSubmitted("g", 2, "train", 0, 1, "submit"))
+
+    assert (made.book.digest(), made.log.last_seq) == before
+
+
+async def test_a_write_that_fails_leaves_the_book_where_it_was():
+    made = ledger()
+    made.finish("g", 0, 1, Trajectory(reward=1.0))
+    before = made.book.digest()
+    await made.log.aclose()
+
+    with pytest.raises(LogFailed):
+        made.finish("g", 1, 1, Trajectory(reward=1.0))
+
+    assert made.book.digest() == before
+    assert made.book.group("g").phase == "running"
+
+
+def test_observers_see_each_record_after_it_was_applied():
+    made = ledger()
+    seen = []
+    made.observers.append(lambda record: seen.append((type(record.event).__name__, made.book.last_seq == record.seq)))
+
+    for session in (0, 1):
+        made.finish("g", session, 1, Trajectory(reward=1.0))
+
+    assert seen == [("SessionFinished", True), ("SessionFinished", True), ("GroupFinished", True)]
+
+
+def test_results_may_come_without_an_attempt_and_then_mean_the_one_that_is_due():
+    made = ledger()
+
+    assert made.finish("g", 0, None, Trajectory(reward=1.0)) is None
+    assert made.fail("g", 1, None, "error") is None
+    assert made.book.group("g").phase == "failure"
+
+
+def test_the_payload_is_stored_before_the_event_that_names_it():
+    made = ledger()
+
+    made.finish("g", 0, 1, Trajectory(text="hello", reward=1.0))
+
+    (event,) = [record.event for record in made.log.read() if isinstance(record.event, ev.SessionFinished)]
+    assert b"hello" in made.log.payloads.get(event.payload)
+
+
+def test_publishing_raises_the_version_and_never_lowers_it():
+    made = ledger()
+    made.publish(3)
+    made.publish(3)
+
+    with pytest.raises(WeightVersionError, match=r"below the current version 3 of lineage 1.*resume_at=mark"):
+        made.publish(2)
+
+    published = [record.event for record in made.log.read() if isinstance(record.event, ev.WeightsPublished)]
+    assert [event.weight_version for event in published] == [3]
+
+
+def test_a_short_message_is_kept_as_it_is_and_a_long_one_cut():
+    made = ledger()
+    made.fail("g", 0, 1, "error", "x" * 2000)
+    made.fail("g", 1, 1, "error", "x" * 2001)
+
+    messages = [session.message for session in made.book.group("g").sessions]
+    assert messages[0] == "x" * 2000
+    assert messages[1].endswith("x ... (cut)")
+    assert len(messages[1]) <= 2000
+
+
+def test_no_delay_is_promised_for_a_group_that_is_given_up():
+    made = ledger(attempts_max=5)
+    made.giving_up.add("g")
+
+    made.fail("g", 0, 1, "error", retryable=True)
+
+    assert made.book.group("g").sessions[0].state == "failed"
+
+
+def test_a_requeue_does_not_use_up_tries():
+    made = ledger(attempts_max=2)
+    made.record(ev.GroupRequeued("g", "asked for"))
+    made.start("g", 0)
+    made.fail("g", 0, 2, "error", retryable=True)
+
+    assert made.book.group("g").sessions[0].state == "waiting"
+
+
+@virtual
+async def test_the_log_of_a_busy_run_tells_the_same_three_times(loop):
+    async with opened(loop, rules=Rules(filter_metric="reward", lag_max=1)) as run:
+        for step in range(1, 4):
+            ready(run, f"a{step}", f"b{step}", n=2)
+            await run.commit(await run.sample(1, weight_version=step))
+        records = list(run.ledger.log.read())
+
+    assert len({replayed(records).digest() for _ in range(3)}) == 1
+
+
+@virtual
+async def test_a_new_log_begins_with_its_rules_and_seed(loop):
+    rules = Rules(lag_max=3)
+    async with opened(loop, rules=rules, seed=7, weight_version=2) as run:
+        (begin,) = events(run)
+
+    assert (begin.rules, begin.seed, begin.weight_version, begin.lineage) == (rules.to_dict(), 7, 2, 1)
+
+
+# The loop and the platform ----------------------------------------------------------------------------
+
+
+def test_outside_of_asyncio_the_text_says_how_to_start():
+    with pytest.raises(Unsupported, match=r"runs on asyncio.*backend='asyncio'"):
+        _need_asyncio()
+
+
+def test_under_another_event_loop_a_run_cannot_be_opened():
+    async def main() -> None:
+        await open_run().__aenter__()
+
+    # What trio's loop looks like to asyncio: a coroutine that is driven by somebody else.
+    with pytest.raises(Unsupported):
+        main().send(None)
+
+
+async def test_a_platform_without_its_signals_is_refused(monkeypatch):
+    assert asyncio.get_running_loop()
+    monkeypatch.delattr(signal, "SIGKILL")
+
+    with pytest.raises(Unsupported, match="Linux or macOS"):
+        _need_asyncio()

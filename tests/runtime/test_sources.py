@@ -1,0 +1,260 @@
+"""Where prompts come from: order, position, and what can't be used."""
+
+import json
+
+import pytest
+
+from groupstate import Prompt
+from groupstate.core.prompt import GROUP_SIZE_MAX
+from groupstate.errors import BadInput, MissingExtra
+from groupstate.runtime.sources import FunctionSource, IteratorSource, ListSource, as_source, file_source, row_prompt
+
+
+def drawn(source, count: int | None = None) -> list:
+    """Contents of the next prompts, all of them by default."""
+    contents = []
+    while (count is None or len(contents) < count) and (prompt := source.draw()) is not None:
+        contents.append(prompt.content)
+    return contents
+
+
+# At hand ---------------------------------------------------------------------------------------------
+
+
+def test_a_list_is_drawn_in_order_and_ends():
+    source = ListSource(["a", "b", "c"])
+
+    assert (drawn(source), source.draw(), source.position) == (["a", "b", "c"], None, 3)
+
+
+def test_a_list_without_prompts_ends_at_once():
+    assert ListSource([], epochs=None).draw() is None
+
+
+def test_epochs_repeat_the_list():
+    assert drawn(ListSource("ab", epochs=3)) == ["a", "b", "a", "b", "a", "b"]
+
+
+def test_endless_epochs_do_not_end():
+    assert drawn(ListSource("ab", epochs=None), 7) == ["a", "b", "a", "b", "a", "b", "a"]
+
+
+def test_each_epoch_is_shuffled_anew_and_the_seed_says_how():
+    source = ListSource(range(20), epochs=2, shuffle_seed=1)
+    order = drawn(source)
+
+    assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
+    assert order[:20] != order[20:]
+    assert order == drawn(ListSource(range(20), epochs=2, shuffle_seed=1))
+    assert order != drawn(ListSource(range(20), epochs=2, shuffle_seed=2))
+
+
+@pytest.mark.parametrize("position", [0, 1, 19, 20, 21, 39, 40])
+def test_a_shuffled_list_goes_on_at_a_position_as_if_it_had_never_stopped(position):
+    whole = drawn(ListSource(range(20), epochs=2, shuffle_seed=1))
+    source = ListSource(range(20), epochs=2, shuffle_seed=1)
+
+    source.seek(position)
+
+    assert drawn(source) == whole[position:]
+
+
+def test_an_id_is_used_in_the_first_epoch_only():
+    source = ListSource([Prompt("p", group_id="a")], epochs=2)
+
+    assert [source.draw().group_id, source.draw().group_id] == ["a", None]
+
+
+def test_an_iterator_is_drawn_to_its_end():
+    source = IteratorSource(iter("abc"))
+
+    assert (drawn(source), source.position) == (["a", "b", "c"], 3)
+
+
+def test_an_iterator_seeks_forward_by_drawing_and_never_back():
+    source = IteratorSource(iter(range(9)), name="mine")
+    source.seek(4)
+    assert drawn(source, 2) == [4, 5]
+
+    with pytest.raises(BadInput, match="mine is at prompt 6 and can't go back to 2"):
+        source.seek(2)
+
+
+def test_an_iterator_that_ends_before_the_position_has_no_more():
+    source = IteratorSource(iter("ab"))
+    source.seek(5)
+
+    assert (source.draw(), source.position) == (None, 2)
+
+
+def test_a_function_makes_prompts_from_their_position_until_it_gives_none():
+    source = FunctionSource(lambda position: f"p{position}" if position < 4 else None)
+    source.seek(2)
+
+    assert (drawn(source), source.position) == (["p2", "p3"], 4)
+
+
+def test_whatever_is_at_hand_becomes_a_source(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    ready_made = ListSource(["a"])
+
+    assert as_source(ready_made) is ready_made
+    assert drawn(as_source(["a"])) == drawn(as_source(iter(["a"]))) == ["a"]
+    assert drawn(as_source(path)) == drawn(as_source(str(path))) == ["a"]
+    assert as_source(path).name == "p.jsonl"
+
+
+# Files -----------------------------------------------------------------------------------------------
+
+VERL_ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "2 + 2"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "4"},
+    "extra_info": {"index": 7},
+}
+
+
+def jsonl(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def check_verl(prompt: Prompt) -> None:
+    assert prompt.content == [{"role": "user", "content": "2 + 2"}]
+    assert (prompt.dataset, prompt.n, prompt.group_id) == ("openai/gsm8k", None, None)
+    assert prompt.extra["ground_truth"] == "4"
+    assert prompt.extra["ability"] == "math"
+    assert prompt.extra["extra_info"] == {"index": 7}
+
+
+def test_jsonl_in_verls_columns(tmp_path):
+    check_verl(file_source(jsonl(tmp_path / "p.jsonl", VERL_ROW)).draw())
+
+
+def test_parquet_in_verls_columns(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([VERL_ROW, VERL_ROW]), tmp_path / "p.parquet")
+    source = file_source(tmp_path / "p.parquet")
+
+    check_verl(source.draw())
+    assert source.name == "p.parquet"
+
+
+def test_jsonl_in_groupstates_columns(tmp_path):
+    row = {"prompt": "2 + 2", "dataset": "sums", "n": 4, "group_id": "s1", "answer": 4}
+    prompt = file_source(jsonl(tmp_path / "p.JSONL", row)).draw()
+
+    assert prompt == Prompt("2 + 2", "sums", 4, "s1", {"answer": 4})
+
+
+def test_a_ground_truth_of_its_own_counts_before_that_of_the_reward_model():
+    row = {"prompt": "p", "ground_truth": "mine", "reward_model": {"ground_truth": "theirs"}}
+
+    assert row_prompt(row, "here").extra["ground_truth"] == "mine"
+
+
+@pytest.mark.parametrize("reward_model", [None, "rule", {"style": "rule"}])
+def test_a_reward_model_without_ground_truth_adds_nothing(reward_model):
+    assert "ground_truth" not in row_prompt({"prompt": "p", "reward_model": reward_model}, "here").extra
+
+
+def test_a_data_set_may_be_missing_or_no_string():
+    assert row_prompt({"prompt": "p", "data_source": None}, "here").dataset == ""
+    assert row_prompt({"prompt": "p", "data_source": 7}, "here").dataset == "7"
+
+
+def test_empty_lines_are_passed_over_and_counted(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n\n  \n{"prompt": ')
+
+    with pytest.raises(BadInput, match="line 4 is not JSON"):
+        file_source(path)
+
+
+def test_a_file_is_shuffled_and_repeated_like_a_list(tmp_path):
+    path = jsonl(tmp_path / "p.jsonl", *({"prompt": number} for number in range(9)))
+
+    assert drawn(file_source(path, epochs=2, shuffle_seed=3)) == drawn(ListSource(range(9), epochs=2, shuffle_seed=3))
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        ([1], "line 2 is list; it must be an object"),
+        ({"promt": "p", "n": 1}, "line 2 has no 'prompt'; it has 'n', 'promt'"),
+        ({}, "line 2 has no 'prompt'; it has nothing"),
+        ({"prompt": None}, "line 2 has no 'prompt'"),
+        ({"prompt": "p", "n": 0}, f"line 2 has n = 0; it must be an integer from 1 to {GROUP_SIZE_MAX}"),
+        ({"prompt": "p", "n": GROUP_SIZE_MAX + 1}, "line 2 has n = 4097"),
+        ({"prompt": "p", "n": 2.5}, "line 2 has n = 2.5"),
+        ({"prompt": "p", "n": True}, "line 2 has n = True"),
+        ({"prompt": "p", "n": "4"}, "line 2 has n = '4'"),
+        ({"prompt": "p", "group_id": ""}, "line 2 has group_id = ''; it must be a string that is not empty"),
+        ({"prompt": "p", "group_id": 7}, "line 2 has group_id = 7"),
+        ({"prompt": "p", "group_id": "first"}, "group_id 'first' stands at 1 and again at 2"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named(tmp_path, row, shown):
+    path = jsonl(tmp_path / "p.jsonl", {"prompt": "p", "group_id": "first"}, row)
+
+    with pytest.raises(BadInput, match=shown) as caught:
+        file_source(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"prompt": "\xff"}', b"prompt: a", b'{"prompt": NaN}', b'\xef\xbb\xbf{"prompt": 1}']
+)
+def test_a_line_that_is_no_json_is_named(tmp_path, data):
+    (tmp_path / "p.jsonl").write_bytes(data)
+
+    with pytest.raises(BadInput, match="line 1 is not JSON"):
+        file_source(tmp_path / "p.jsonl")
+
+
+def test_a_parquet_row_that_cannot_be_used_is_named(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([{"prompt": "p"}, {"prompt": None}]), tmp_path / "p.parquet")
+
+    with pytest.raises(BadInput, match="row 2 has no 'prompt'"):
+        file_source(tmp_path / "p.parquet")
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "p.parquet").write_bytes(b"not parquet")
+
+    with pytest.raises(BadInput, match=r"p\.parquet: not a readable Parquet file"):
+        file_source(tmp_path / "p.parquet")
+
+
+def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "p.parquet").write_bytes(b"")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+
+    with pytest.raises(MissingExtra, match=r"groupstate\[parquet\]"):
+        file_source(tmp_path / "p.parquet")
+
+
+@pytest.mark.parametrize("name", ["prompts.csv", "prompts"])
+def test_another_kind_of_file_is_refused(tmp_path, name):
+    with pytest.raises(BadInput, match=r"a \.jsonl or a \.parquet file"):
+        as_source(tmp_path / name)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(BadInput, match="there is no such file"):
+        as_source(str(tmp_path / "none.jsonl"))
+
+
+def test_a_file_without_prompts_is_refused(tmp_path):
+    (tmp_path / "p.jsonl").write_text("\n\n")
+
+    with pytest.raises(BadInput, match="holds no prompts"):
+        file_source(tmp_path / "p.jsonl")

@@ -1,0 +1,83 @@
+"""The blocking twin."""
+
+import threading
+
+import anyio.lowlevel
+import pytest
+
+import groupstate.sync
+from groupstate import Rules, Trajectory
+from groupstate.errors import NotEnoughGroups, RunIsClosed, SampleTimeout, UnknownGroup
+
+
+async def half_right(ctx):
+    await anyio.lowlevel.checkpoint()
+    return Trajectory(reward=float(ctx.session % 2))
+
+
+def test_a_trainer_without_async_samples_commits_and_resumes(tmp_path):
+    with groupstate.sync.open_run(tmp_path / "run", source=range(6), session=half_right, group_size=2) as run:
+        first = run.sample(2, weight_version=1)
+        run.commit(first)
+        mark = run.checkpoint("one")
+        run.publish_weights(2)
+        second = run.sample(2)
+        run.release(second)
+        assert (run.weight_version, run.id, run.rules) == (2, run.book.run_id, Rules())
+        assert run.wait_sampleable(2) >= 2
+
+    with groupstate.sync.open_run(
+        tmp_path / "run", source=range(6), session=half_right, group_size=2, resume_at=mark
+    ) as run:
+        rest = run.sample(4)
+        with pytest.raises(NotEnoughGroups):
+            run.sample(1)
+
+    assert sorted(group.prompt.content for group in first.groups + rest.groups) == list(range(6))
+
+
+def test_a_trainer_without_async_can_dispatch_sessions_itself():
+    with groupstate.sync.open_run(group_size=1) as run:
+        group = run.submit("p", group_id="a")
+        assert [pending.id for pending in run.pending()] == ["a"]
+        assert run.sampleable_count() == 0
+        group.start(0).finish(Trajectory(reward=1.0))
+
+        assert run.sampleable_count() == 1
+        assert run.explain().sampleable == 1
+        run.submit("q", group_id="b").start(0)
+        run.requeue("b", "stuck")
+        run.cancel("b")
+        assert run.sample(1).group_ids == ["a"]
+        with pytest.raises(UnknownGroup):
+            run.cancel("b")
+
+
+def test_validation_and_time_outs_block_too():
+    with groupstate.sync.open_run(session=half_right, group_size=1) as run:
+        assert len(run.validate(["a", "b"], n=2, timeout_s=30).rows) == 4
+        with pytest.raises(SampleTimeout):
+            run.sample(1, partition="val", timeout_s=0.01)
+
+
+def test_an_error_of_the_block_arrives_as_itself_and_the_run_is_closed():
+    with pytest.raises(KeyError, match="mine"), groupstate.sync.open_run() as run:
+        raise KeyError("mine")
+
+    with pytest.raises((RunIsClosed, RuntimeError)):
+        run.sample(1)
+
+
+def test_closing_inside_of_the_block_is_allowed():
+    with groupstate.sync.open_run() as run:
+        run.close("early")
+
+        assert run.book.closed
+
+
+def test_nothing_stays_behind():
+    before = threading.active_count()
+    with groupstate.sync.open_run(source=range(6), session=half_right, group_size=2) as run:
+        run.sample(1)
+
+    assert threading.active_count() <= before + 1, "the log's writer and the loop are gone"
