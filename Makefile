@@ -61,7 +61,7 @@ $(PYTHONS:%=test-python-%): test-python-%:
 	elif ! tools/find-python $* >/dev/null; then \
 		echo "Python $* isn't installed here: skipped."; \
 	else \
-		$(MAKE) --no-print-directory .venv-$*/.installed && \
+		$(MAKE) -s --no-print-directory .venv-$*/.installed && \
 		echo "Testing on Python $*" && \
 		.venv-$*/bin/python -m pytest --no-header -m '$(QUICK)' $(PYTEST_ARGS); \
 	fi
