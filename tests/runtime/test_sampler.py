@@ -832,7 +832,6 @@ async def test_wait_sampleable_has_drawn_what_it_waits_for(loop):
         assert run.book.totals["submitted"] == 5
 
 
-@pytest.mark.xfail(strict=True, reason="slots never have so many ready, and nobody says so")
 @virtual
 async def test_wait_sampleable_says_that_admission_will_never_have_so_many_ready(loop):
     async with opened(loop, source=range(100), session=half_right, rules=Rules(admission=Slots(n=2))) as run:

@@ -1,0 +1,59 @@
+"""The loop whose clock jumps."""
+
+import asyncio
+
+import anyio
+import pytest
+
+from groupstate.simulate.loop import EPOCH_NS, Deadlock, VirtualLoop, run_virtual
+
+
+def test_hours_pass_in_no_time_and_in_order():
+    async def main(loop: VirtualLoop) -> list[tuple[str, float]]:
+        seen = []
+
+        async def sleeper(name: str, seconds: float) -> None:
+            await anyio.sleep(seconds)
+            seen.append((name, loop.time()))
+
+        async with anyio.create_task_group() as tasks:
+            for name, seconds in [("late", 7200.0), ("early", 1.5), ("middle", 60.0)]:
+                tasks.start_soon(sleeper, name, seconds)
+        return seen
+
+    assert run_virtual(main) == [("early", 1.5), ("middle", 60.0), ("late", 7200.0)]
+
+
+def test_the_wall_clock_goes_with_the_loops():
+    async def main(loop: VirtualLoop) -> tuple[int, int]:
+        before = loop.clock_ns()
+        await asyncio.sleep(2.5)
+        return before, loop.clock_ns()
+
+    assert run_virtual(main) == (EPOCH_NS, EPOCH_NS + 2_500_000_000)
+
+
+def test_a_deadlock_is_an_error_at_once():
+    async def main(loop: VirtualLoop) -> None:
+        await loop.create_future()
+
+    with pytest.raises(Deadlock, match="every task is blocked"):
+        run_virtual(main)
+
+
+def test_a_time_out_works_on_virtual_time():
+    async def main(loop: VirtualLoop) -> float:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3600):
+                await loop.create_future()
+        return loop.time()
+
+    assert run_virtual(main) == 3600
+
+
+def test_what_main_returns_or_raises_comes_back():
+    async def raising(loop: VirtualLoop) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run_virtual(raising)
