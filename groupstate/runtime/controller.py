@@ -32,7 +32,7 @@ from groupstate.core.group import Group
 from groupstate.core.metrics import batch_metrics
 from groupstate.core.phases import TERMINAL
 from groupstate.core.prompt import Prompt, encoded_prompt, prompt_length
-from groupstate.core.rules import PerBatch
+from groupstate.core.rules import PerBatch, Slots
 from groupstate.errors import (
     DuplicateGroup,
     EvictionStreak,
@@ -348,6 +348,13 @@ class Controller:
             return self._death()
         if partition == ev.TRAIN and (stuck := self._stuck(count)) is not None:
             return stuck
+        rule = self.rules.admission_rule
+        if partition == ev.TRAIN and self.admits and isinstance(rule, Slots) and count > rule.n + rule.ready_max:
+            counts = {"needed": count, "admitted": rule.n + rule.ready_max}
+            text = (
+                f"admission 'slots' lets {rule.n} + {rule.ready_max} groups be ready or in flight, {count} are wanted"
+            )
+            return NotEnoughGroups(count, counts, f"{text}; raise ready_max, or sample instead of waiting")
         left = self.book.ready_count(partition) + self.book.in_flight_count(partition) + len(self.book.credits)
         if partition != ev.TRAIN or self.source is None or self._can_draw() or count <= left:
             return None
