@@ -97,3 +97,76 @@ def test_a_directory_runs_every_file_beneath_it(tmp_path: Path) -> None:
     code = main_paths([tmp_path], say=said.append)
 
     assert (code, said[-1]) == (0, "1 passed, 0 failed")
+
+
+@pytest.mark.parametrize(
+    ("steps", "shown"),
+    [
+        ([{"submit": "a"}, {"crash": True}, {"start": "a"}], "a recover step must come first"),
+        ([{"crash": True}, {"recover": True, "at": "best"}], "no checkpoint named 'best'"),
+        ([{"cancel_sample": True}], "no waiter 0; 0 sample steps"),
+        ([{"sample": 1}, {"waiting": True, "waiter": 2}], "no waiter 2; 1 sample steps"),
+        ([{"sample": 1, "expect": {"groups": ["a"]}}], "no batch: still waiting"),
+        ([{"sample": 0, "expect": {"groups": [], "error": "SampleError"}}], "no batch: SampleError"),
+    ],
+)
+def test_steps_that_do_not_follow_from_each_other_fail(steps: list[dict], shown: str) -> None:
+    with pytest.raises(StepFailed, match=shown):
+        play(scenario(*steps))
+
+
+def test_a_result_that_is_refused_can_be_looked_at_as_the_sessions_failure_or_as_the_error() -> None:
+    nan = {"finish": "a/0", "metrics": {"reward": float("nan")}}
+    play(scenario({"submit": "a"}, {"start": "a"}, {**nan, "expect": {"phase": {"a": "evicted"}}}))
+    play(scenario({"submit": "a"}, {"start": "a"}, {**nan, "expect": {"error": "UnusableResult"}}))
+
+
+def test_requeueing_and_waiting_are_steps_too() -> None:
+    play(
+        scenario(
+            {"submit": "a", "n": 2},
+            {"start": "a/0"},
+            {"requeue": "a", "expect": {"phase": {"a": "pending"}}},
+            {"start": "a/1"},
+            {"start": "a"},
+            {"advance_s": 3600},
+            {"finish": "a/0", "attempt": 1, "expect": {"fenced": "attempt"}},
+            {"finish": "a/0"},
+            {"finish": "a/1"},
+            {"sample": 1, "expect": {"groups": ["a"]}},
+            {"check": True},
+        )
+    )
+
+
+def test_the_retry_of_a_failed_session_can_be_started() -> None:
+    play(
+        scenario(
+            {"submit": "a"},
+            {"start": "a"},
+            {"fail": "a/0", "retryable": True, "expect": {"phase": {"a": "running"}}},
+            {"start": "a/0", "attempt": 2},
+            {"finish": "a/0"},
+            {"sample": 1, "expect": {"groups": ["a"]}},
+            rules={"attempts_max": 2},
+        )
+    )
+
+
+def test_a_directory_without_scenarios_is_malformed(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    assert main_paths([tmp_path], say=said.append) == 2
+    assert "holds no .toml files" in said[0]
+
+
+def test_a_recovery_step_sees_what_recovery_did_and_no_more() -> None:
+    play(
+        scenario(
+            {"submit": "a"},
+            {"start": "a"},
+            {"fail": "a/0", "expect": {"evicted": {"a": ["empty"]}}},
+            {"crash": True},
+            {"recover": True, "expect": {"evicted": {}}},
+        )
+    )
