@@ -1,7 +1,8 @@
 """The demo's recipe as numbers: what is learned, from where, and how fast.
 
-Measured on two CPU cores: about half a minute of training without the bookkeeping around it, and held-out
-accuracy at temperature 1 from about 0.5 to between 0.75 and 0.8 for each of the seeds 0 to 4.
+Measured for the seeds 0 to 4, without the event log around it: held-out accuracy at temperature 1 rose by
+0.17 to 0.28, from between 0.45 and 0.57 to between 0.66 and 0.75, and greedy accuracy by 0.13 to 0.25, in 38 to
+46 seconds of CPU time in all.
 """
 
 from typing import Literal
