@@ -1,21 +1,13 @@
 """Structured logging that keeps quiet until it is asked for.
 
 A program that has configured structlog gets groupstate's events through its own processors. Any other gets
-them through the standard library's `logging`, where warnings show and the rest doesn't.
+them through the standard library's `logging`, where warnings show and the rest doesn't. structlog is imported
+only when something is said, since it brings in more than the rest of the library together.
 """
 
-import functools
 import logging
+import sys
 from typing import Any
-
-import structlog
-
-_STANDARD_PROCESSORS = (
-    structlog.stdlib.filter_by_level,
-    structlog.stdlib.add_log_level,
-    structlog.processors.format_exc_info,
-    structlog.processors.KeyValueRenderer(key_order=["event"]),
-)
 
 
 class Logger:
@@ -23,21 +15,41 @@ class Logger:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._standard = logging.getLogger(name)
+        self._wrapped: Any = None
 
     def info(self, event: str, **values: Any) -> None:
-        _target(self._name, structlog.is_configured()).info(event, **values)
+        if (target := self._target(logging.INFO)) is not None:
+            target.info(event, **values)
 
     def warning(self, event: str, **values: Any) -> None:
-        _target(self._name, structlog.is_configured()).warning(event, **values)
+        if (target := self._target(logging.WARNING)) is not None:
+            target.warning(event, **values)
 
     def error(self, event: str, **values: Any) -> None:
-        _target(self._name, structlog.is_configured()).error(event, **values)
+        if (target := self._target(logging.ERROR)) is not None:
+            target.error(event, **values)
+
+    def _target(self, level: int) -> Any:
+        structlog = sys.modules.get("structlog")
+        if structlog is not None and structlog.is_configured():
+            return structlog.get_logger(self._name)
+        if not self._standard.isEnabledFor(level):
+            return None
+        if self._wrapped is None:
+            self._wrapped = _wrapped(self._standard)
+        return self._wrapped
 
 
-@functools.lru_cache(maxsize=64)
-def _target(name: str, configured: bool) -> Any:
-    if configured:
-        return structlog.get_logger(name)
+def _wrapped(standard: logging.Logger) -> Any:
+    import structlog
+
     return structlog.wrap_logger(
-        logging.getLogger(name), processors=_STANDARD_PROCESSORS, wrapper_class=structlog.stdlib.BoundLogger
+        standard,
+        processors=(
+            structlog.stdlib.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ),
+        wrapper_class=structlog.stdlib.BoundLogger,
     )

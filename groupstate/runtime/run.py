@@ -334,7 +334,7 @@ class Run:
         """Give sessions no time to end when the run closes."""
         self._grace_s = 0.0
 
-    def raise_untold(self) -> None:
+    def _raise_untold(self) -> None:
         """Raise the rollout's death if no sampler was told of it.
 
         Raises:
@@ -376,7 +376,7 @@ class Run:
         if self._controller.closing:
             raise RunIsClosed(f"cannot {tried}: the run is closing; open it again")
 
-    async def watch_log(self) -> None:
+    async def _watch_log(self) -> None:
         """Wait for the log to fail, and tell whoever waits: nobody else may be writing."""
         try:
             await self.ledger.log.durable(NEVER)
@@ -385,7 +385,7 @@ class Run:
                 log.error("the log failed", error=str(error))
                 self._controller.die(error)
 
-    async def run_rollout(self) -> None:
+    async def _run_rollout(self) -> None:
         """Run the rollout until the run closes; its death reaches every waiting sampler."""
         assert self._rollout is not None
         self._controller.admits = True
@@ -470,9 +470,9 @@ async def open_run(
     failure: BaseException | None = None
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         run.portal = portal
-        tasks.start_soon(run.watch_log)
+        tasks.start_soon(run._watch_log)
         if session is not None:
-            tasks.start_soon(run.run_rollout)
+            tasks.start_soon(run._run_rollout)
         try:
             yield run
         except BaseException as error:
@@ -486,7 +486,7 @@ async def open_run(
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    run.raise_untold()
+    run._raise_untold()
 
 
 def _need_asyncio() -> None:
