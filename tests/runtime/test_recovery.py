@@ -350,6 +350,39 @@ def test_cut_at_whatever_byte_what_was_acknowledged_is_there():
     assert len(set(digests)) > 10, "the cuts fall between different events"
 
 
+def test_killed_at_whatever_byte_of_a_recovery_the_next_one_gets_as_far():
+    disk = FaultyDisk()
+
+    async def live(loop):
+        async with open_run(log=FileLog.create(RUN, disk=disk, inline=True), clock_ns=loop.clock_ns) as run:
+            ready(run, "a", "b")
+            mark = await run.checkpoint()
+            await run.commit(await run.sample(1))
+            await run.sample(1)
+            run.submit("c", group_id="c", n=1).start(0)
+            return disk.copy(), mark
+
+    async def recovered(loop, on: FaultyDisk, mark: CheckpointMark):
+        async with opened(loop, log=FileLog.open(RUN, disk=on, inline=True), resume_at=mark) as run:
+            assert {group_id: group.phase for group_id, group in run.book.groups.items()} == {
+                "a": "finished",
+                "b": "finished",
+                "c": "pending",
+            }
+            assert run.book.groups["c"].sessions[0].attempt >= 2
+            return on.copy()
+
+    end, mark = run_virtual(live)
+    before = len(end.read(SEGMENT))
+    after = run_virtual(lambda loop: recovered(loop, end.copy(), mark)).read(SEGMENT)
+
+    for size in range(before, len(after) + 1):
+        torn = end.copy()
+        torn.replace(SEGMENT, after[:size])
+        torn.remove(f"{RUN}/log/head")
+        run_virtual(lambda loop, torn=torn: recovered(loop, torn, mark))
+
+
 @virtual
 async def test_a_torn_tail_is_reported(loop, tmp_path):
     async with opened(loop, tmp_path / "run") as run:
