@@ -13,11 +13,12 @@ from typing import Any
 import attrs
 import msgspec
 from msgspec.structs import replace
-from sortedcontainers import SortedList
 
 from groupstate.core import events as ev
 from groupstate.core.group import Group, evolve, submitted, versions_used
-from groupstate.core.phases import IN_FLIGHT, TERMINAL, TRANSITIONS, Phase, next_phase
+from groupstate.core.held import UNDELIVERED, Credit, Mark, OpenBatch, OpenRequest, Window
+from groupstate.core.phases import TERMINAL, Phase, next_phase
+from groupstate.core.shelf import Shelf, has_rows
 from groupstate.errors import BadMark, DuplicateGroup, UnknownBatch, UnknownGroup
 
 DEPARTED_IDS_MAX = 1_000_000
@@ -25,92 +26,6 @@ DEPARTED_IDS_MAX = 1_000_000
 
 MARKS_KEPT = 2
 """Checkpoint marks that a run can go back to; committed groups newer than the older one are kept aside."""
-
-UNDELIVERED = frozenset({"cancelled", "damaged"})
-"""Reasons with which a batch comes back that its sampler never got."""
-
-OrderKey = tuple[int, int, str]
-"""(weight version, seq of the submission, group id)."""
-
-
-@attrs.frozen
-class OpenRequest:
-    """A `sample()` that waits."""
-
-    request: int
-    partition: ev.Partition
-    size: int
-    weight_version: int
-    seq: int
-    at_ns: int
-
-
-@attrs.frozen
-class OpenBatch:
-    """A batch that is with the trainer: sampled, and neither committed nor returned."""
-
-    batch: int
-    partition: ev.Partition
-    group_ids: tuple[str, ...]
-    lags: tuple[int, ...]
-    weight_version: int
-    seq: int
-
-
-@attrs.frozen
-class Credit:
-    """One refill that an eviction earned and that is still to be submitted."""
-
-    size: int
-    dataset: str
-    evicted: str
-
-
-@attrs.frozen
-class Mark:
-    mark: int
-    seq: int
-    weight_version: int
-    lineage: int
-    name: str = ""
-
-
-@attrs.define
-class Window:
-    """Counts of one partition since its previous batch was sampled."""
-
-    evicted: Counter[str] = attrs.field(factory=Counter)
-    """Groups per reason; a group with two reasons counts under both."""
-    evicted_groups: int = 0
-    stale_lags: list[int] = attrs.field(factory=list)
-    submitted: int = 0
-    refills: int = 0
-    forfeited: int = 0
-    fenced: int = 0
-    sessions_failed: Counter[str] = attrs.field(factory=Counter)
-
-    def add(self, other: "Window") -> None:
-        """Take in counts that were reported to nobody."""
-        self.evicted.update(other.evicted)
-        self.evicted_groups += other.evicted_groups
-        self.stale_lags = other.stale_lags + self.stale_lags
-        self.submitted += other.submitted
-        self.refills += other.refills
-        self.forfeited += other.forfeited
-        self.fenced += other.fenced
-        self.sessions_failed.update(other.sessions_failed)
-
-
-class _Shelf:
-    """Indexes over the live groups of one partition."""
-
-    def __init__(self) -> None:
-        self.phases: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
-        self.ready: SortedList[OrderKey] = SortedList()
-        """In the order of sampling: by the version that the basis names."""
-        self.aging: SortedList[OrderKey] = SortedList()
-        """Those of them whose lag grows, by the version that it is counted from: who turns stale first."""
-        self.in_flight: SortedList[OrderKey] = SortedList()
 
 
 class Book:
@@ -146,7 +61,7 @@ class Book:
         self._windows_out: dict[int, Window] = {}
         """What the batches that are out reported, in case they never reach anybody."""
         self._basis = "dispatch"
-        self._shelves: dict[ev.Partition, _Shelf] = {}
+        self._shelves: dict[ev.Partition, Shelf] = {}
         self._committed_at: deque[tuple[int, str]] = deque()
 
     # Reading -----------------------------------------------------------------------------------------
@@ -293,19 +208,19 @@ class Book:
 
     # Parts of apply ----------------------------------------------------------------------------------
 
-    def _look(self, partition: ev.Partition) -> _Shelf:
+    def _look(self, partition: ev.Partition) -> Shelf:
         """The indexes of a partition, for reading: one that was never heard of isn't listed by it."""
-        return self._shelves.get(partition) or _Shelf()
+        return self._shelves.get(partition) or Shelf()
 
     def _count_in(self, partition: ev.Partition) -> Window:
         if partition not in self.windows:
             self.windows[partition] = Window()
         return self.windows[partition]
 
-    def _shelf(self, partition: ev.Partition) -> _Shelf:
+    def _shelf(self, partition: ev.Partition) -> Shelf:
         shelf = self._shelves.get(partition)
         if shelf is None:
-            shelf = self._shelves[partition] = _Shelf()
+            shelf = self._shelves[partition] = Shelf()
         return shelf
 
     def _live(self, group_id: str, kind: type[ev.Event]) -> Group:
@@ -320,8 +235,8 @@ class Book:
         shelf = self._shelf(before.partition)
         if before.phase is not after.phase:
             after = self._aged(before, after)
-            self._unindex(shelf, before)
-            self._index(shelf, after)
+            shelf.remove(before)
+            shelf.add(after)
         self.groups[after.group_id] = after
 
     def _aged(self, before: Group, after: Group) -> Group:
@@ -335,26 +250,8 @@ class Book:
         version = {"first_token": first, "oldest_token": oldest, "newest_token": newest}[self._basis]
         return replace(after, version=version, aged_from=version)
 
-    def _index(self, shelf: _Shelf, group: Group) -> None:
-        shelf.phases[group.phase][group.group_id] = None
-        if group.phase in IN_FLIGHT:
-            shelf.in_flight.add(_age_key(group))
-        elif group.phase in TERMINAL and _has_rows(group):
-            shelf.ready.add(_order_key(group))
-            if group.kept_lag is None:
-                shelf.aging.add(_age_key(group))
-
-    def _unindex(self, shelf: _Shelf, group: Group) -> None:
-        del shelf.phases[group.phase][group.group_id]
-        if group.phase in IN_FLIGHT:
-            shelf.in_flight.remove(_age_key(group))
-        elif group.phase in TERMINAL and _has_rows(group):
-            shelf.ready.remove(_order_key(group))
-            if group.kept_lag is None:
-                shelf.aging.remove(_age_key(group))
-
     def _leave(self, group: Group, phase: Phase) -> None:
-        self._unindex(self._shelf(group.partition), group)
+        self._shelf(group.partition).remove(group)
         del self.groups[group.group_id]
         self._depart(group.group_id, phase)
 
@@ -374,7 +271,7 @@ class Book:
         _check_submitted(self, event)
         group = submitted(event, seq, at_ns)
         self.groups[group.group_id] = group
-        self._index(self._shelf(group.partition), group)
+        self._shelf(group.partition).add(group)
         self.totals["submitted"] += 1
         self._dataset(group.dataset)["submitted"] += 1
         window = self._count_in(group.partition)
@@ -537,43 +434,32 @@ class Book:
         self.lineage = event.lineage
         self.marks = [mark for mark in self.marks if mark.seq <= event.mark_seq]
         for group in list(self.groups.values()):
-            if group.aged_from > event.weight_version:
-                # Work of the abandoned line counts its lag from the mark.
-                self._put_aged(group, event.weight_version)
+            capped = _capped(group, event.weight_version)
+            if capped is not group:
+                self._shelf(group.partition).remove(group)
+                self._shelf(group.partition).add(capped)
+                self.groups[group.group_id] = capped
         undone = [group_id for at, group_id in self._committed_at if at > event.mark_seq]
         self._committed_at = deque((at, g) for at, g in self._committed_at if at <= event.mark_seq)
         for group_id in undone:
             before = self.aside.pop(group_id)
-            after = self._back(before, evolve(before, event, seq, at_ns))
+            after = _capped(self._back(before, evolve(before, event, seq, at_ns)), event.weight_version)
             self.departed.pop(group_id, None)
             self.groups[group_id] = after
-            self._index(self._shelf(after.partition), after)
+            self._shelf(after.partition).add(after)
             self._dataset(after.dataset)["committed"] -= 1
             self.totals[f"committed/{after.partition}"] -= 1
         self.totals["committed"] -= len(undone)
-
-    def _put_aged(self, group: Group, aged_from: int) -> None:
-        shelf = self._shelf(group.partition)
-        self._unindex(shelf, group)
-        after = replace(group, aged_from=aged_from, rewound_to=aged_from)
-        self._index(shelf, after)
-        self.groups[group.group_id] = after
 
     def _closed(self, event: ev.RunClosed, seq: int, at_ns: int) -> None:
         self.closed = True
 
 
-def _order_key(group: Group) -> OrderKey:
-    return (group.version, group.submitted_seq, group.group_id)
-
-
-def _age_key(group: Group) -> OrderKey:
-    return (group.aged_from, group.submitted_seq, group.group_id)
-
-
-def _has_rows(group: Group) -> bool:
-    """Training never samples a group without a trajectory; validation takes every terminal one."""
-    return group.trajectory_count > 0 or group.partition == ev.VALIDATION
+def _capped(group: Group, weight_version: int) -> Group:
+    """Work of the abandoned line of weights counts its lag from the mark."""
+    if group.aged_from <= weight_version:
+        return group
+    return replace(group, aged_from=weight_version, rewound_to=weight_version)
 
 
 def _check_submitted(book: Book, event: ev.GroupSubmitted) -> None:
@@ -608,7 +494,7 @@ def _check_sampled(book: Book, event: ev.BatchSampled) -> Sequence[Group]:
     groups = [book._live(group_id, ev.BatchSampled) for group_id in event.group_ids]
     for group in groups:
         next_phase(group.phase, ev.BatchSampled, group.group_id)
-        assert _has_rows(group)
+        assert has_rows(group)
         assert group.partition == event.partition
     return groups
 
@@ -672,6 +558,3 @@ def replayed(records: Iterable[ev.Record]) -> Book:
         book.apply(record)
         book.released.clear()
     return book
-
-
-__all__ = ["TRANSITIONS", "Book", "Credit", "Mark", "OpenBatch", "OpenRequest", "Window", "replayed"]

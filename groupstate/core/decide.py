@@ -12,9 +12,10 @@ from types import MappingProxyType
 
 import attrs
 
-from groupstate.core.book import Book, OpenRequest
+from groupstate.core.book import Book
 from groupstate.core.events import TRAIN, EvictReason
 from groupstate.core.group import Group, Range
+from groupstate.core.held import OpenRequest
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
 

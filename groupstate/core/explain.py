@@ -2,10 +2,11 @@
 
 import attrs
 
-from groupstate.core.book import Book, OpenRequest
+from groupstate.core.book import Book
 from groupstate.core.decide import held_by_stale, why_not
 from groupstate.core.events import TRAIN
 from groupstate.core.group import Group
+from groupstate.core.held import OpenRequest
 from groupstate.core.rules import Rules
 
 IN_FLIGHT_SHOWN_MAX = 8

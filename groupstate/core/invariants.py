@@ -13,7 +13,8 @@ from typing import Any, Final
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import UNDELIVERED, Book, Window
+from groupstate.core.book import Book
+from groupstate.core.held import UNDELIVERED, Window
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase
 from groupstate.core.rules import Capacity, Rules, Slots, rules_from_dict
 from groupstate.errors import BadSettings

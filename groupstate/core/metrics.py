@@ -6,9 +6,9 @@ Names are verl's where verl has one; its staleness numbers hold lag + 1.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from groupstate.core.book import Window
 from groupstate.core.events import TRAIN, EvictReason
 from groupstate.core.group import Group
+from groupstate.core.held import Window
 
 EVICTION_METRICS: Final[dict[str, frozenset[EvictReason]]] = {
     "off_policy/evicted_samples": frozenset({"stale"}),

@@ -6,8 +6,9 @@ from typing import Any
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import Book, Credit, Mark, OpenBatch, Window
+from groupstate.core.book import Book
 from groupstate.core.explain import Explanation, explain
+from groupstate.core.held import Credit, Mark, OpenBatch, Window
 from groupstate.core.phases import Phase
 from groupstate.core.rules import Rules, rules_from_dict
 from groupstate.errors import BadInput

@@ -12,7 +12,6 @@ import anyio
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import OpenRequest
 from groupstate.core.decide import (
     Evict,
     Missing,
@@ -29,6 +28,7 @@ from groupstate.core.decide import (
     why_not,
 )
 from groupstate.core.group import Group
+from groupstate.core.held import OpenRequest
 from groupstate.core.metrics import batch_metrics
 from groupstate.core.phases import TERMINAL
 from groupstate.core.prompt import Prompt, encoded_prompt, prompt_length

@@ -28,9 +28,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
 from groupstate.core import events as ev
-from groupstate.core.book import Book, OpenRequest, replayed
+from groupstate.core.book import Book, replayed
 from groupstate.core.decide import selected
 from groupstate.core.group import Group
+from groupstate.core.held import OpenRequest
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import Rules
 from groupstate.core.trajectory import Trajectory

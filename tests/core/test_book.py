@@ -6,7 +6,8 @@ import pytest
 
 from groupstate.core import book as book_module
 from groupstate.core import events as ev
-from groupstate.core.book import MARKS_KEPT, Book, Credit, Mark, OpenBatch, OpenRequest, Window, replayed
+from groupstate.core.book import MARKS_KEPT, Book, replayed
+from groupstate.core.held import Credit, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase
 from groupstate.core.rules import Rules
 from groupstate.errors import BadMark, DuplicateGroup, LogError, UnknownBatch, UnknownGroup
@@ -740,7 +741,6 @@ def test_a_requeued_group_does_not_count_from_tokens_that_were_dropped() -> None
     assert story.group("a").aged_from == 5
 
 
-@pytest.mark.xfail(strict=True, reason="only a group that counted from above the mark remembers the mark")
 def test_an_undone_commit_that_is_requeued_counts_from_the_mark() -> None:
     story = play(
         "publish 3", "mark", "publish 7", "submit a/2", "start a", "finish a.0 reward=1", "fail a.1", "sample 1",

@@ -302,7 +302,7 @@ class Miscounting(Book):
         super().apply(record)
         if self.fault == "phase" and isinstance(record.event, ev.SessionStarted):
             group = self.groups.pop(record.event.group_id)
-            self._unindex(self._shelf(group.partition), group)
+            self._shelf(group.partition).remove(group)
         elif self.fault == "total" and isinstance(record.event, ev.GroupSubmitted):
             self.totals["submitted"] += 1
         elif self.fault == "credits" and isinstance(record.event, ev.GroupEvicted):

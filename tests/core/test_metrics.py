@@ -3,7 +3,7 @@
 import pytest
 
 from groupstate.core import events as ev
-from groupstate.core.book import Window
+from groupstate.core.held import Window
 from groupstate.core.metrics import EVICTION_METRICS, batch_metrics, prefix
 from groupstate.core.rules import Rules
 from groupstate.testing.notation import Story, play

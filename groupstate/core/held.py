@@ -1,0 +1,78 @@
+"""What a book holds beside its groups: waits, batches, credit, marks, and counts."""
+
+from collections import Counter
+
+import attrs
+
+from groupstate.core import events as ev
+
+UNDELIVERED = frozenset({"cancelled", "damaged"})
+"""Reasons with which a batch comes back that its sampler never got."""
+
+
+@attrs.frozen
+class OpenRequest:
+    """A `sample()` that waits."""
+
+    request: int
+    partition: ev.Partition
+    size: int
+    weight_version: int
+    seq: int
+    at_ns: int
+
+
+@attrs.frozen
+class OpenBatch:
+    """A batch that is with the trainer: sampled, and neither committed nor returned."""
+
+    batch: int
+    partition: ev.Partition
+    group_ids: tuple[str, ...]
+    lags: tuple[int, ...]
+    weight_version: int
+    seq: int
+
+
+@attrs.frozen
+class Credit:
+    """One refill that an eviction earned and that is still to be submitted."""
+
+    size: int
+    dataset: str
+    evicted: str
+
+
+@attrs.frozen
+class Mark:
+    mark: int
+    seq: int
+    weight_version: int
+    lineage: int
+    name: str = ""
+
+
+@attrs.define
+class Window:
+    """Counts of one partition since its previous batch was sampled."""
+
+    evicted: Counter[str] = attrs.field(factory=Counter)
+    """Groups per reason; a group with two reasons counts under both."""
+    evicted_groups: int = 0
+    stale_lags: list[int] = attrs.field(factory=list)
+    submitted: int = 0
+    refills: int = 0
+    forfeited: int = 0
+    fenced: int = 0
+    sessions_failed: Counter[str] = attrs.field(factory=Counter)
+
+    def add(self, other: "Window") -> None:
+        """Take in counts that were reported to nobody."""
+        self.evicted.update(other.evicted)
+        self.evicted_groups += other.evicted_groups
+        self.stale_lags = other.stale_lags + self.stale_lags
+        self.submitted += other.submitted
+        self.refills += other.refills
+        self.forfeited += other.forfeited
+        self.fenced += other.fenced
+        self.sessions_failed.update(other.sessions_failed)
