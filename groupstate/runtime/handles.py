@@ -6,7 +6,7 @@ import attrs
 
 from groupstate.core.events import FailureKind
 from groupstate.core.prompt import Prompt
-from groupstate.errors import SessionStateError, UnknownGroup
+from groupstate.errors import SessionStateError
 from groupstate.runtime.session import RetryableError, describe
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class GroupHandle:
                 "start; a session starts once per attempt"
             )
         number = self._run.ledger.start(self.id, session, worker=worker)
-        if number is None:
-            raise UnknownGroup(self.id, f"start session {session}")
+        assert number is not None, "a session that waits can be started"
         return number
 
     @property

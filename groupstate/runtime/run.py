@@ -71,6 +71,8 @@ class Run:
         self._sampler = Sampler(controller)
         self._grace_s = grace_s
         self._thread = threading.get_ident()
+        self._publishing = anyio.Lock()
+        """One publication at a time, or the engine could end with other weights than the run says."""
         self._closing = False
         self._log_gone = False
         self._closed = anyio.Event()
@@ -231,14 +233,13 @@ class Run:
             WeightVersionError: the version is below the current one.
             EngineError: the engine refused the weights; the version is not published.
         """
-        self._need_log("publish weights")
-        if weight_version < self.weight_version:
+        async with self._publishing:
+            self._need_log("publish weights")
+            if weights is not None and weight_version >= self.weight_version:
+                if self.engine is None:
+                    raise BadSettings("this run has no engine to give the weights to; leave weights out")
+                await self.engine.publish_weights(weights, weight_version)
             self.ledger.publish(weight_version)
-        if weights is not None:
-            if self.engine is None:
-                raise BadSettings("this run has no engine to give the weights to; leave weights out")
-            await self.engine.publish_weights(weights, weight_version)
-        self.ledger.publish(weight_version)
 
     def cancel(self, group_id: str) -> None:
         """Give a group up: its sessions are cancelled, each end is recorded, then the group fails.
@@ -272,11 +273,17 @@ class Run:
         self.in_loop(again)
 
     async def validate(self, prompts: Any, *, n: int | None = None, timeout_s: float | None = None) -> Batch:
-        """Submit validation prompts and wait for all of them; never filtered, evicted or refilled."""
+        """Submit validation prompts and wait for all of them; never filtered, evicted or refilled.
+
+        The groups get ids of their own, since the same prompts are used again and again; an id that a prompt
+        brings along is in its `extra["group_id"]`.
+        """
         source = as_source(prompts)
         groups = []
         while (prompt := source.draw()) is not None:
-            groups.append(self.submit(prompt, n=n, partition=ev.VALIDATION).id)
+            extra = dict(prompt.extra) if prompt.group_id is None else {**prompt.extra, "group_id": prompt.group_id}
+            fresh = Prompt(prompt.content, prompt.dataset, prompt.n, None, extra)
+            groups.append(self.submit(fresh, n=n, partition=ev.VALIDATION).id)
         batch = await self._sampler.sample(
             len(groups), partition=ev.VALIDATION, timeout_s=timeout_s, wanted=frozenset(groups)
         )

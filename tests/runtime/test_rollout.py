@@ -944,9 +944,6 @@ async def test_a_lower_version_is_refused_before_the_engine_sees_it(loop):
         assert engine.published == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="publications aren't taken in turn, so the engine may end with the older weights"
-)
 @virtual
 async def test_of_two_publications_at_once_the_engine_and_the_run_end_with_the_same(loop):
     class Slow(ScriptedEngine):

@@ -728,7 +728,6 @@ async def test_a_validation_that_timed_out_does_not_hand_its_groups_to_the_next(
         assert [group.prompt.content for group in batch.groups] == ["new"]
 
 
-@pytest.mark.xfail(strict=True, reason="ids of validation prompts can be used once in a run")
 @virtual
 async def test_the_same_validation_prompts_can_be_used_again_and_again(loop):
     prompts = [Prompt("a", group_id="v1"), Prompt("b", group_id="v2")]
