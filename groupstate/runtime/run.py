@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import anyio
 import anyio.abc
@@ -38,7 +38,7 @@ from groupstate.errors import (
 )
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
-from groupstate.log.port import EventLog
+from groupstate.log.port import Durability, EventLog
 from groupstate.log.rundir import RunDir
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller
@@ -436,6 +436,8 @@ async def open_run(
     resume_at: CheckpointMark | None = None,
     grace_s: float = 10.0,
     cancel_grace_s: float = 5.0,
+    durability: Durability = "fsync",
+    take_over: bool = False,
     log: EventLog | None = None,
     seed: int = 0,
     clock_ns: Callable[[], int] = time.time_ns,
@@ -456,6 +458,8 @@ async def open_run(
         resume_at: go back to this mark.
         grace_s: seconds that sessions get to end when the run closes; then they start over on the next opening.
         cancel_grace_s: seconds that a cancelled session gets to end before it is given up as lost.
+        durability: what acknowledged events survive: `fsync` the machine, `os` the process, `memory` nothing.
+        take_over: take the run from a writer on another host, of whom nobody here can tell whether it lives.
         log: an event log to use instead of `path`.
 
     Raises:
@@ -466,7 +470,7 @@ async def open_run(
         RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
     """
     _need_asyncio()
-    event_log = log if log is not None else _open_log(path)
+    event_log = log if log is not None else _open_log(path, durability, take_over)
     try:
         run = _made(event_log, rules, source, session, engine, params, group_size, cancel_grace_s, grace_s, clock_ns)
         _begin(run, event_log, weight_version, resume_at, seed)
@@ -507,10 +511,14 @@ def _need_asyncio() -> None:
         raise Unsupported("groupstate needs Linux or macOS: its locks and durability are not made for Windows")
 
 
-def _open_log(path: str | Path | None) -> EventLog:
-    if path is None:
+def _open_log(path: str | Path | None, durability: Durability, take_over: bool) -> EventLog:
+    if durability not in get_args(Durability):
+        raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
+    if path is None or durability == "memory":
         return MemoryLog()
-    return FileLog.open(path) if os.path.lexists(RunDir.at(path).marker) else FileLog.create(path)
+    if os.path.lexists(RunDir.at(path).marker):
+        return FileLog.open(path, durability=durability, take_over=take_over)
+    return FileLog.create(path, durability=durability)
 
 
 def _made(

@@ -715,3 +715,26 @@ async def test_any_prefix_of_the_log_replays_to_the_book_the_run_had_there(loop,
     for seq, digest in digests.items():
         if seq + 1 in digests:
             assert replayed(records[:seq]).digest() == digest
+
+
+# Where a run is kept ---------------------------------------------------------------------------------
+
+
+async def test_durability_memory_keeps_nothing_on_disk(tmp_path):
+    async with open_run(tmp_path / "run", durability="memory") as run:
+        run.submit("p")
+
+    assert not (tmp_path / "run").exists()
+
+
+async def test_durability_os_leaves_a_run_that_goes_on(tmp_path):
+    async with open_run(tmp_path / "run", durability="os") as run:
+        run.submit("p", group_id="a")
+    async with open_run(tmp_path / "run", durability="os", take_over=True) as run:
+        assert [group.id for group in run.pending()] == ["a"]
+
+
+async def test_an_unknown_durability_is_refused_with_the_right_ones(tmp_path):
+    with pytest.raises(BadSettings, match="'disk'; it is one of fsync, os, memory"):
+        async with open_run(tmp_path / "run", durability="disk"):
+            pass
