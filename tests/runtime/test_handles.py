@@ -445,14 +445,18 @@ async def test_a_run_on_a_disk_with_real_threads_from_end_to_end(tmp_path):
     assert rest.rows[0].trajectory.text == "answer to 2"
 
 
-async def test_what_sample_returned_is_durable(tmp_path):
+async def test_what_was_told_is_durable(tmp_path):
     async with open_run(tmp_path / "run", group_size=1) as run:
-        ready(run, "a")
-
-        await run.sample(1)
-        sampled = run.book.last_seq
-
-        assert run.ledger.log.durable_seq >= sampled
+        log = run.ledger.log
+        for number in range(20):
+            ready(run, f"a{number}")
+            batch = await run.sample(1)
+            sampled = run.book.last_seq
+            assert log.durable_seq >= sampled
+            await (run.commit(batch) if number % 2 else run.release(batch))
+            assert log.durable_seq > sampled
+            mark = await run.checkpoint()
+            assert log.durable_seq >= mark.seq
 
 
 async def test_a_run_that_has_been_left_can_be_opened_at_once_though_another_task_closed_it(tmp_path):

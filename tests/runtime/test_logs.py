@@ -42,13 +42,14 @@ def test_without_configuration_events_go_to_the_standard_library(caplog, level):
     assert record.getMessage().startswith("event='something happened' group='g7' lag=2")
 
 
-def test_an_event_below_the_level_is_not_put_together(caplog):
+@pytest.mark.parametrize("level", ["info", "warning", "error"])
+def test_an_event_below_the_level_is_not_put_together(caplog, level):
     class Costly:
         def __repr__(self) -> str:
             raise AssertionError("nobody looks at it")
 
-    with caplog.at_level(logging.WARNING):
-        log.info("quiet", value=Costly())
+    with caplog.at_level(logging.CRITICAL):
+        getattr(log, level)("quiet", value=Costly())
 
     assert caplog.records == []
 

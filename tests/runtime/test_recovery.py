@@ -500,6 +500,17 @@ async def test_a_mark_says_where_it_stands_and_survives_json(loop, tmp_path):
     assert CheckpointMark.from_json(mark.to_json()) == mark
 
 
+@virtual
+async def test_a_mark_names_the_lineage_that_it_was_made_in(loop, tmp_path):
+    async with opened(loop, tmp_path / "run"):
+        pass
+    async with opened(loop, tmp_path / "run") as run:
+        mark = await run.checkpoint()
+
+        assert mark.lineage == run.book.lineage == 2
+        assert events(run)[mark.seq - 1].lineage == 2
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"mark": "one"}', b"\xff", '{"run_id": "x", "extra": 1}'])
 def test_what_is_no_mark_is_refused(text):
     with pytest.raises(BadMark, match="not a checkpoint mark"):

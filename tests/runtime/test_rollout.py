@@ -386,6 +386,53 @@ async def test_a_finished_group_cannot_be_requeued(loop):
             run.requeue("a")
 
 
+@virtual
+async def test_a_requeued_group_can_be_cancelled_after_its_old_attempt_has_settled(loop):
+    ended_at = []
+
+    async def session(ctx):
+        try:
+            await anyio.sleep(100)
+        finally:
+            if ctx.attempt == 1:
+                await asyncio.sleep(2)
+            ended_at.append((ctx.attempt, loop.time()))
+
+    async with opened(loop, session=session) as run:
+        group = run.submit("p")
+        await anyio.sleep(1)
+        run.requeue(group.id)
+        await anyio.sleep(4)
+
+        run.cancel(group.id)
+        await quiet()
+
+        assert ended_at == [(1, 3), (2, 5)]
+
+
+@virtual
+async def test_a_group_that_is_requeued_before_it_was_dispatched_is_dispatched_once(loop):
+    async with opened(loop, session=half_right) as run:
+        group = run.submit("p")
+        run.requeue(group.id)
+        await run.sample(1)
+
+        assert run.book.totals["fenced"] == 0
+        assert len(events(run, ev.SessionStarted)) == 1
+
+
+@virtual
+async def test_lost_sessions_are_recorded_in_their_order(loop):
+    async with opened(loop, session=stubborn_first_attempt(100), group_size=4, cancel_grace_s=1) as run:
+        group = run.submit("p")
+        await anyio.sleep(1)
+        run.cancel(group.id)
+        await anyio.sleep(2)
+
+        assert failures(run) == [(session, 1, "lost") for session in range(4)]
+        await anyio.sleep(100)
+
+
 # The rollout's death ---------------------------------------------------------------------------------
 
 
@@ -794,7 +841,7 @@ async def test_a_source_that_ends_in_the_middle_of_refills_forfeits_the_rest(loo
 
 
 @virtual
-async def test_a_log_that_breaks_while_a_prompt_is_drawn_is_not_the_sources_fault(loop):
+async def test_a_log_that_breaks_while_a_prompt_is_drawn_is_not_the_sources_fault(loop, caplog):
     disk = FaultyDisk()
     log = FileLog.create("/runs/one", disk=disk, inline=True)
 
@@ -805,6 +852,8 @@ async def test_a_log_that_breaks_while_a_prompt_is_drawn_is_not_the_sources_faul
     with pytest.raises(LogFailed, match="planned"):
         async with open_run(log=log, source=FunctionSource(breaks_the_disk), clock_ns=loop.clock_ns) as run:
             await run.sample(3)
+
+    assert "the source failed" not in caplog.text
 
 
 @virtual
@@ -840,6 +889,25 @@ async def test_admission_is_held_while_a_sampler_waits_for_a_stale_group(loop):
             "a group in flight is at the lag bound",
             "",
         ]
+
+
+@virtual
+async def test_a_shortage_is_not_drawn_either_while_a_sampler_waits_for_a_stale_group(loop):
+    async with opened(loop, rules=Rules(lag_max=1, on_stale="wait"), source=range(100)) as run:
+        slow = run.submit("slow")
+        slow.start(0)
+        await run.publish_weights(1)
+        waiting = started(run.sample(3))
+        await quiet()
+        assert run.book.totals["submitted"] == 1
+
+        run.ledger.finish(slow.id, 0, 1, Trajectory(reward=1.0))
+        await quiet()
+
+        assert run.book.totals["submitted"] == 3
+        for group in run.pending():
+            finish(group, 1.0)
+        assert len(await waiting) == 3
 
 
 @virtual
@@ -1042,6 +1110,29 @@ async def test_closing_from_two_tasks_at_once_is_closing_once(loop):
 async def test_a_run_can_be_closed_before_its_rollout_took_its_first_step(loop):
     async with opened(loop, source=range(9), session=half_right):
         pass
+
+
+@virtual
+async def test_a_group_that_was_submitted_just_before_the_end_is_left_for_the_next_opening(loop):
+    async with opened(loop, session=half_right) as run:
+        await quiet()
+        group = run.submit("p")
+        await run.close()
+
+        assert group.phase == "pending"
+        assert loop.time() < 1
+
+
+@virtual
+async def test_a_cancellation_that_comes_while_the_run_closes_cuts_the_grace_short_and_no_more(loop):
+    with anyio.move_on_after(3) as scope:
+        async with opened(loop, session=endless, grace_s=5) as run:
+            run.submit("p")
+            await quiet()
+
+    assert loop.time() == pytest.approx(3)
+    assert scope.cancel_called
+    assert [type(event).__name__ for event in events(run)][-2:] == ["GroupRequeued", "RunClosed"]
 
 
 @virtual
