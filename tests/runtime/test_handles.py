@@ -1,6 +1,7 @@
 """Users who dispatch sessions themselves, from whatever thread."""
 
 import asyncio
+import json
 import threading
 
 import anyio
@@ -11,6 +12,7 @@ from groupstate import Prompt, RetryableError, Rules, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.errors import (
     BadInput,
+    BadSettings,
     DuplicateGroup,
     LogInUse,
     RunIsClosed,
@@ -21,7 +23,7 @@ from groupstate.errors import (
 )
 from groupstate.log.file import FileLog
 from groupstate.simulate.loop import VirtualLoop
-from tests.runtime.scenes import check, events, finish, opened, quiet, ready, virtual
+from tests.runtime.scenes import check, events, finish, killed, opened, quiet, ready, virtual
 
 GOOD = Trajectory(reward=1.0)
 
@@ -120,8 +122,9 @@ async def test_a_finish_that_comes_after_a_requeue_is_fenced(loop):
         run.requeue(group.id)
         assert old.cancelled
 
-        assert old.finish(GOOD) is False
-        assert group.start(0).finish(GOOD) is True
+        new = group.start(0)
+        assert (old.cancelled, new.cancelled) == (True, False)
+        assert (old.finish(GOOD), new.finish(GOOD)) == (False, True)
 
         assert [(event.attempt, event.reason) for event in events(run, ev.ResultFenced)] == [(1, "attempt")]
 
@@ -468,6 +471,43 @@ async def test_a_run_that_has_been_left_can_be_opened_at_once_though_another_tas
     async with open_run(tmp_path / "run") as again:
         assert again.sampleable_count() == 1
     await closing
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+async def test_what_a_run_wrote_is_there_when_it_is_opened_again(tmp_path, durability):
+    async with open_run(tmp_path / "run", group_size=1, durability=durability) as run:
+        ready(run, "a")
+
+    async with open_run(tmp_path / "run", durability=durability) as run:
+        assert (await run.sample(1)).group_ids == ["a"]
+
+
+async def test_a_run_in_memory_leaves_no_files(tmp_path):
+    async with open_run(tmp_path / "run", group_size=1, durability="memory") as run:
+        ready(run, "a")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_unknown_durability_is_refused_with_those_that_are_known(tmp_path):
+    with pytest.raises(BadSettings, match=r"durability is 'disk'; it is one of .*fsync"):
+        await open_run(tmp_path / "run", durability="disk").__aenter__()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_run_of_another_host_is_taken_over_only_when_asked(tmp_path):
+    async with open_run(tmp_path / "run", group_size=1) as run:
+        ready(run, "a")
+        await run.checkpoint()
+        lock = json.loads((tmp_path / "run" / "log" / "lock").read_text())
+        path = killed(tmp_path / "run")
+    (path / "log" / "lock").write_text(json.dumps({**lock, "host": "elsewhere", "boot": "another"}))
+
+    with pytest.raises(LogInUse, match="elsewhere"):
+        await open_run(path).__aenter__()
+    async with open_run(path, take_over=True) as run:
+        assert run.sampleable_count() == 1
 
 
 async def test_a_run_is_written_by_one_at_a_time(tmp_path):

@@ -736,6 +736,7 @@ async def test_the_same_validation_prompts_can_be_used_again_and_again(loop):
             batch = await run.validate(prompts)
 
             assert [group.prompt.content for group in batch.groups] == ["a", "b"]
+            assert [group.prompt.extra for group in batch.groups] == [{"group_id": "v1"}, {"group_id": "v2"}]
 
 
 @virtual
@@ -840,6 +841,20 @@ async def test_wait_sampleable_has_drawn_what_it_waits_for(loop):
     async with opened(loop, source=range(100), session=half_right) as run:
         assert await run.wait_sampleable(5) == 5
         assert run.book.totals["submitted"] == 5
+
+
+@virtual
+async def test_nothing_is_drawn_for_who_has_stopped_looking_out(loop):
+    rules = Rules(admission=PerBatch(warmup=0))
+    async with opened(loop, source=range(100), session=half_right, rules=rules) as run:
+        await run.wait_sampleable(3)
+        await ended(started(run.wait_sampleable(9)))
+        submitted = run.book.totals["submitted"]
+
+        await run.sample(3)
+        await anyio.sleep(60)
+
+        assert run.book.totals["submitted"] == submitted
 
 
 @virtual
