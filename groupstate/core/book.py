@@ -227,7 +227,7 @@ class Book:
         group = self.groups.get(group_id)
         if group is None:
             next_phase(self.departed.get(group_id), kind, group_id)
-            raise UnknownGroup(group_id, f"apply {kind.__name__}", "it has left the book")
+        assert group is not None, "a group that has left or never was has no cell for it"
         return group
 
     def _put(self, before: Group, after: Group) -> None:

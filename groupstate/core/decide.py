@@ -173,13 +173,16 @@ def _shared_value(group: Group, rules: Rules) -> float | None:
 
 
 def _missing(group: Group, rules: Rules) -> Missing:
-    assert rules.filter_metric is not None
-    for number, session in enumerate(group.sessions):
-        counted = session.trajectories if rules.per == "trajectory" else session.trajectories[-1:]
-        for trajectory in counted:
-            if rules.filter_metric not in trajectory.metrics:
-                return Missing(group.group_id, number, rules.filter_metric, tuple(sorted(trajectory.metrics)))
-    raise AssertionError("no trajectory lacks the metric")
+    """The first session that lacks the metric. There is one: a value for each was expected, and fewer came."""
+    metric = rules.filter_metric
+    assert metric is not None
+    last = None if rules.per == "trajectory" else -1
+    return next(
+        Missing(group.group_id, number, metric, tuple(sorted(trajectory.metrics)))
+        for number, session in enumerate(group.sessions)
+        for trajectory in session.trajectories[last:]
+        if metric not in trajectory.metrics
+    )
 
 
 def credit_of(reasons: tuple[EvictReason, ...], rules: Rules, *, unmet: bool) -> int:
