@@ -213,6 +213,16 @@ def test_a_window_counts_until_a_batch_of_its_partition_is_sampled() -> None:
     assert story.book.window("val").submitted == 1
 
 
+def test_a_fenced_result_counts_in_the_partition_of_its_group_and_for_none_that_left() -> None:
+    story = play(
+        *done("a", "b"), "submit v/1 partition=val", "start v", "finish v reward=1", "finish v.0 reward=1",
+        "evict b stale", "finish b.0 reward=1",
+    )  # fmt: skip
+
+    assert (story.book.window("val").fenced, story.book.window("train").fenced) == (1, 0)
+    assert story.book.totals["fenced"] == 2
+
+
 def test_totals_count_the_whole_run() -> None:
     story = play(
         *done("a", "b", "c"), "submit f/1", "start f", "fail f timeout", "evict f empty", "sample 2", "release 1",
@@ -556,6 +566,18 @@ def test_going_back_to_the_older_mark_forgets_the_younger_one() -> None:
     assert conserved(story.book)
 
 
+def test_a_commit_that_came_back_has_left_nowhere() -> None:
+    story = play("mark", *done("a"), "submit v/1 partition=val", "start v", "finish v reward=1", "sample 1", "commit 1")
+    story.tell("sample 1 partition=val", "commit 2")
+    before = {name: story.book.totals[name] for name in ("committed", "committed/train", "committed/val")}
+    story.tell("recover at=1")
+
+    assert before == {"committed": 2, "committed/train": 1, "committed/val": 1}
+    assert {name: story.book.totals[name] for name in before} == dict.fromkeys(before, 0)
+    assert (story.book.departed, story.book.aside) == ({}, {})
+    assert story.book.is_taken("a") == "it is finished"
+
+
 def test_a_commit_comes_back_once() -> None:
     story = play("mark", *done("a", "b"), "sample 1", "commit 1", "recover at=1")
     story.tell("sample 1", "commit 2", "mark", "recover at=2")
@@ -773,6 +795,14 @@ def test_a_returned_group_is_not_counted_by_its_tokens_again() -> None:
 
     assert story.book.lag(story.group("a")) == 2
     assert story.group("a").version == 3
+
+
+def test_a_group_that_was_out_under_another_basis_comes_back_as_it_was() -> None:
+    story = play("submit a/1 stamp=1", "start a", "publish 5", "finish a versions=3", "sample 1")
+    story.record(ev.RunRecovered(Rules(basis="oldest_token").to_dict(), 1, 5, 2))
+    story.tell("release 1")
+
+    assert (story.group("a").version, story.group("a").aged_from) == (1, 1)
 
 
 def test_a_requeued_group_counts_from_its_stamp_again() -> None:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from groupstate.core import events as ev
+from groupstate.core.book import Book
 from groupstate.core.decide import (
     Evict,
     Judgement,
@@ -306,6 +307,30 @@ def test_a_new_version_looks_at_the_oldest_and_stops_at_the_first_that_is_fresh(
     assert [g.group_id for g in newly_stale(story.book, Rules(lag_max=1))] == ["g0", "g1"]
     assert [g.group_id for g in newly_stale(story.book, Rules(lag_max=0))] == ["g0", "g1", "g2"]
     assert newly_stale(story.book, Rules(lag_max=3)) == []
+
+
+class Counted(Book):
+    """A book that counts how often it is asked for a lag."""
+
+    asked = 0
+
+    def lag(self, group: Group) -> int:
+        self.asked += 1
+        return super().lag(group)
+
+
+def test_a_new_version_costs_what_it_makes_stale_and_not_what_is_held() -> None:
+    story = play("submit old/1", "start old", "finish old acc=1")
+    for number in range(20):
+        story.tell(f"submit g{number}/1 stamp=1", f"start g{number}", f"finish g{number} acc=1")
+    story.tell("publish 1")
+    book = Counted()
+    for record in story.log.read():
+        book.apply(record)
+    stale = newly_stale(book, Rules(lag_max=0))
+
+    assert [group.group_id for group in stale] == ["old"]
+    assert book.asked == 2
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,19 @@ class History:
             self.model.settle(name)
         return True
 
+    def through(self) -> bool:
+        """A whole group from its submission into a committed batch, so that such histories aren't rare."""
+        if not self.submit():
+            return False
+        name = list(self.model.groups)[-1]
+        group = self.model.groups[name]
+        for number in range(len(group.sessions)):
+            self.ledger.start(name, number)
+            self.ledger.finish(name, number, None, Trajectory(reward=1.0))
+            group.sessions[number], group.rows[number] = "finished", 1
+            self.model.settle(name)
+        return self.sample() and self.commit()
+
     def late(self) -> bool:
         """A result of an attempt that isn't open."""
         if not self.model.groups:
@@ -356,7 +369,8 @@ class History:
         self.model.commits = [(marks, name) for marks, name in self.model.commits if marks < number]
         self.model.mark_count = number
         for name, group in self.model.groups.items():
-            if group.phase not in ("evicted", "committed") and group.aged_from > version:
+            live = group.phase not in ("evicted", "committed") or name in undone
+            if live and group.aged_from > version:
                 group.aged_from = group.rewound_to = version
             if name in undone:
                 self.model.back(name)
@@ -366,6 +380,7 @@ class History:
     COMMANDS = (
         submit, submit, submit, refill, start, start, start, start, finish, finish, finish, finish, fail, late,
         requeue, cancel, evict, forfeit, publish, sample, sample, commit, release, mark, rewind,
+        through, through, rewind,
     )  # fmt: skip
 
     # Comparing
