@@ -76,12 +76,17 @@ class _Tracked:
     sampled_lag: int = 0
     kept_lag: int | None = None
     """The lag of the batch that it came back from."""
+    rewound_to: int | None = None
+    """The mark's version, where the run went back to one that the group was too new for."""
+    starts: dict[int, int | None] = attrs.field(factory=dict)
+    """Version of the first token per session, where it was known at the start."""
 
     def begin(self, attempts: list[int]) -> None:
         self.attempts = attempts
         self.outcomes = [""] * self.size
         self.rows = 0
         self.kept_lag = None
+        self.starts = {}
         self.first_version = self.oldest_version = self.newest_version = None
 
     @property
@@ -92,18 +97,27 @@ class _Tracked:
     def is_ready(self) -> bool:
         return self.phase in TERMINAL and (self.rows > 0 or self.partition == ev.VALIDATION)
 
-    def take_rows(self, rows: tuple[ev.TrajectoryRecord, ...]) -> None:
+    def take_rows(self, session: int, rows: tuple[ev.TrajectoryRecord, ...]) -> None:
+        """Count a session's rows, and the versions of its tokens: without spans the one known at its start."""
         self.rows += len(rows)
-        if rows and rows[0].spans:
-            self.first_version = _least(self.first_version, rows[0].spans[0].weight_version)
-        for span in (span for row in rows for span in row.spans):
-            self.oldest_version = _least(self.oldest_version, span.weight_version)
-            self.newest_version = max(span.weight_version, self.newest_version or 0)
+        versions = [span.weight_version for row in rows for span in row.spans]
+        started = self.starts.get(session)
+        if rows and not versions and started is not None:
+            versions = [started]
+        if versions:
+            self.first_version = _least(self.first_version, versions[0])
+            self.oldest_version = _least(self.oldest_version, min(versions))
+            self.newest_version = max(
+                max(versions), versions[0] if self.newest_version is None else self.newest_version
+            )
 
     def age(self, basis: str) -> None:
         """Count the lag from what the rules' basis says, now that the group has ended."""
-        first = self.oldest_version if self.first_version is None else self.first_version
-        by_basis = {"first_token": first, "oldest_token": self.oldest_version, "newest_token": self.newest_version}
+        by_basis = {
+            "first_token": self.first_version,
+            "oldest_token": self.oldest_version,
+            "newest_token": self.newest_version,
+        }
         version = by_basis.get(basis)
         if version is not None:
             self.aged_from = version
@@ -278,11 +292,13 @@ class Checker:
         for group in self._groups.values():
             if group.aged_from > self._version and group.phase not in (Phase.EVICTED, Phase.COMMITTED):
                 self._lift(group)
-                group.aged_from = self._version
+                group.aged_from = group.rewound_to = self._version
                 self._place(group, group.phase)
         while self._commits and self._commits[-1][0] > event.mark_seq:
             _, batch = self._commits.pop()
             for group in self._of_batch(batch, Phase.COMMITTED):
+                if group.aged_from > self._version:
+                    group.aged_from = group.rewound_to = self._version
                 self._bring_back(group)
 
     # Groups ------------------------------------------------------------------------------------------
@@ -439,7 +455,7 @@ class Checker:
             return
         self._lift(group)
         group.begin([attempt + 1 for attempt in group.attempts])
-        group.aged_from = group.stamp
+        group.aged_from = group.stamp if group.rewound_to is None else min(group.stamp, group.rewound_to)
         self._place(group, Phase.PENDING)
 
     def _forfeited(self, event: ev.RefillForfeited) -> None:
@@ -467,13 +483,14 @@ class Checker:
         if group is not None:
             group.attempts[event.session] = max(event.attempt, group.attempts[event.session])
             group.outcomes[event.session] = ""
+            group.starts[event.session] = event.weight_version
             self._lift(group)
             self._place(group, Phase.RUNNING)
 
     def _session_finished(self, event: ev.SessionFinished) -> None:
         group = self._in_session(event)
         if group is not None:
-            group.take_rows(event.trajectories)
+            group.take_rows(event.session, event.trajectories)
             self._settle(group, event, "finished")
 
     def _session_failed(self, event: ev.SessionFailed) -> None:
