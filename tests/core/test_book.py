@@ -511,13 +511,13 @@ def test_a_requeue_releases_what_it_drops() -> None:
 def test_a_batch_that_never_reached_its_sampler_gives_back_what_it_reported() -> None:
     story = play(
         *done("a"), "submit f/1", "start f", "fail f timeout", "evict f stale lag=3 credit=2",
-        "submit r/1 cause=refill", "forfeit 1", "fail f.0 timeout", "sample 1",
+        "submit r/1 cause=refill", "forfeit 1", "finish a.0 reward=1", "sample 1",
     )  # fmt: skip
     story.tell("submit g/2", "start g", "fail g.0 timeout", "fail g.0 timeout", "fail g.1", "evict g stale lag=5")
     story.record(ev.BatchReturned(1, "cancelled"))
     window = story.book.window("train")
 
-    assert (window.submitted, window.refills, window.forfeited, window.fenced) == (4, 1, 1, 1)
+    assert (window.submitted, window.refills, window.forfeited, window.fenced) == (4, 1, 1, 2)
     assert (window.evicted_groups, dict(window.evicted), window.stale_lags) == (2, {"stale": 2}, [3, 5])
     assert dict(window.sessions_failed) == {"timeout": 2, "error": 1}
 
