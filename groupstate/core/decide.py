@@ -311,11 +311,23 @@ def why_not(book: Book, rules: Rules, request: OpenRequest) -> str | None:
     return None
 
 
-def selected(book: Book, request: OpenRequest, *, wanted: frozenset[str] | None = None) -> list[Group]:
-    """The oldest groups by (version, submission order), of those that are wanted; fewer if there are no more."""
+def selected(
+    book: Book,
+    request: OpenRequest,
+    *,
+    wanted: frozenset[str] | None = None,
+    reserved: frozenset[str] = frozenset(),
+) -> list[Group]:
+    """The oldest groups by (version, submission order); fewer than the request's size if there are no more.
+
+    Args:
+        wanted: the very groups to take; None for any that are not `reserved` for somebody else.
+    """
     ready = book.ready(request.partition)
     if wanted is not None:
         ready = (group for group in ready if group.group_id in wanted)
+    elif reserved:
+        ready = (group for group in ready if group.group_id not in reserved)
     return list(itertools.islice(ready, request.size))
 
 

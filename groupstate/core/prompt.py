@@ -46,7 +46,7 @@ def encoded_prompt(prompt: Prompt, group_id: str) -> bytes:
         group_id.encode()
         data = msgspec.msgpack.encode(_Stored(prompt.content, dict(prompt.extra)))
         msgspec.msgpack.decode(data, type=_Stored)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(f"the prompt of group {group_id!r} can't be stored: {error}; use JSON-like values") from error
     return data
 

@@ -171,7 +171,7 @@ def _is_token(token: Any) -> bool:
 def _log_probs(values: Any, length: int, who: str) -> tuple[float, ...]:
     try:
         numbers = tuple(array.array("f", _items(values)))
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnusableResult(f"{who} has log_probs {_shown(values)}; they must be finite numbers") from error
     if len(numbers) not in (0, length):
         raise UnusableResult(
@@ -194,7 +194,7 @@ def _spans(spans: Any, length: int, who: str) -> tuple[VersionSpan, ...]:
 
 
 def _is_version(value: Any) -> bool:
-    return isinstance(value, int) and -WEIGHT_VERSION_MAX <= value <= WEIGHT_VERSION_MAX
+    return isinstance(value, int) and not isinstance(value, bool) and -WEIGHT_VERSION_MAX <= value <= WEIGHT_VERSION_MAX
 
 
 def _ranges(ranges: Any, length: int, who: str) -> tuple[tuple[int, int], ...]:
@@ -288,7 +288,7 @@ def payload_of(rows: Sequence[Trajectory], who: str) -> bytes | None:
     ]
     try:
         return msgspec.msgpack.encode(wires)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnusableResult(f"{who} has info or text that can't be stored: {error}") from error
 
 

@@ -1,6 +1,9 @@
 """`groupstate demo`: a real training run on two CPU cores, through the event log, that can be killed and resumed."""
 
+import os
+import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -121,7 +124,7 @@ class _Demo:
             summary = await self._train()
             tasks.cancel_scope.cancel()
             return summary
-        self._say(f"stopped; go on with: groupstate demo --resume --out {self._folder}")
+        self._say(f"stopped; go on with: {_program()} demo --resume --out {self._folder}")
         return None
 
     async def _stop_on_signal(self, scope: anyio.CancelScope) -> None:
@@ -221,11 +224,19 @@ class _Demo:
         )
         group = _evicted_group(self._folder)
         for command in ("show {}", "log {} --limit 20", f"why {{}} {group}", "check {}"):
-            self._say(f"  groupstate {command.format(self._folder)}")
+            self._say(f"  {_program()} {command.format(self._folder)}")
         return summary
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _program() -> str:
+    """What the user types for this program: its name, or its path where the name isn't found."""
+    here = Path(sys.argv[0])
+    if here.name != "groupstate" or shutil.which("groupstate") == str(here.resolve()):
+        return "groupstate"
+    return os.path.relpath(here)
 
 
 def _evicted_group(folder: Path) -> str:

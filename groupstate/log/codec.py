@@ -29,7 +29,7 @@ def encode_items(records: Sequence[Record]) -> tuple[bytes, list[Record]]:
     try:
         data = _ENCODER.encode(records)
         again = _DECODER.decode(data)
-    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         kinds = ", ".join(sorted({type(record.event).__name__ for record in records}))
         raise LogError(
             f"a post of {kinds} could not be read back from a log: {error}. Nothing was posted; "

@@ -282,7 +282,8 @@ class Controller:
         assert waiter is not None, "a request without a waiter"
         if why_not(self.book, self.rules, request) is not None:
             return False
-        groups = selected(self.book, request, wanted=waiter.wanted)
+        reserved = frozenset(group_id for other in self.waiters.values() for group_id in other.wanted or ())
+        groups = selected(self.book, request, wanted=waiter.wanted, reserved=reserved)
         if len(groups) < request.size:
             return False
         for evict in surplus(self.book, self.rules, request, groups):

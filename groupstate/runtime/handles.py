@@ -1,6 +1,6 @@
 """Groups and attempts for users who dispatch sessions themselves, callable from any thread."""
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import attrs
 
@@ -35,10 +35,13 @@ class Attempt:
             UnusableResult: it can't be recorded; the session's failure is.
             SessionStateError: this attempt was ended by this handle before.
         """
-        self._end("finish")
-        return self._run.in_loop(
-            lambda: self._run.ledger.finish(self.group_id, self.session, self.number, trajectories) is None
-        )
+
+        def record() -> bool:
+            self._need_open("finish")
+            self._ended = "finish"
+            return self._run.ledger.finish(self.group_id, self.session, self.number, trajectories) is None
+
+        return self._run.in_loop(record)
 
     def fail(self, error: BaseException | str, *, kind: FailureKind = "error", retryable: bool | None = None) -> bool:
         """Record that the attempt ended without a result.
@@ -52,12 +55,18 @@ class Attempt:
         Raises:
             SessionStateError: this attempt was ended by this handle before.
         """
-        self._end("fail")
+        if kind not in get_args(FailureKind):
+            raise SessionStateError(f"a failure is of kind {', '.join(get_args(FailureKind))}, not {kind!r}")
         again = isinstance(error, RetryableError) if retryable is None else retryable
-        text = error if isinstance(error, str) else describe(error)
-        return self._run.in_loop(
-            lambda: self._run.ledger.fail(self.group_id, self.session, self.number, kind, text, retryable=again) is None
-        )
+        text = describe(error) if isinstance(error, BaseException) else str(error)
+
+        def record() -> bool:
+            self._need_open("fail")
+            self._ended = "fail"
+            ledger = self._run.ledger
+            return ledger.fail(self.group_id, self.session, self.number, kind, text, retryable=again) is None
+
+        return self._run.in_loop(record)
 
     @property
     def cancelled(self) -> bool:
@@ -68,13 +77,12 @@ class Attempt:
         session = group.sessions[self.session]
         return session.attempt != self.number or session.state != "open"
 
-    def _end(self, what: str) -> None:
+    def _need_open(self, what: str) -> None:
         if self._ended:
             raise SessionStateError(
                 f"attempt {self.number} of session {self.session} of group {self.group_id!r} was ended by "
                 f"{self._ended}() on this handle, so {what}() cannot follow; one call ends an attempt"
             )
-        self._ended = what
 
 
 @attrs.frozen(eq=False)

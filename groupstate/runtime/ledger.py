@@ -14,7 +14,7 @@ from groupstate.core.book import Book
 from groupstate.core.group import SETTLED, Group, fence_reason, terminal_event
 from groupstate.core.rules import Rules
 from groupstate.core.trajectory import checked, payload_of, record_of
-from groupstate.errors import SessionStateError, UnknownGroup, UnusableResult, WeightVersionError
+from groupstate.errors import LogError, LogFailed, SessionStateError, UnknownGroup, UnusableResult, WeightVersionError
 from groupstate.log.port import EventLog
 from groupstate.runtime.logs import Logger
 
@@ -132,7 +132,14 @@ class Ledger:
             return None
         ref = None if payload is None else self.log.payloads.put(payload)
         records = tuple(record_of(index, row) for index, row in enumerate(rows))
-        self._end(ev.SessionFinished(group_id, session, number, records, ref))
+        try:
+            self._end(ev.SessionFinished(group_id, session, number, records, ref))
+        except LogFailed:
+            raise
+        except LogError as error:
+            # Nothing was written: what got past the door can't be kept, and that is this session's failure alone.
+            self._end(ev.SessionFailed(group_id, session, number, "refused", _cut(str(error))))
+            raise UnusableResult(f"session {session} of group {group_id!r} can't be recorded: {error}") from error
         return None
 
     def fail(

@@ -24,7 +24,7 @@ from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
 from groupstate.core.phases import Phase
-from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt
+from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt, encoded_prompt
 from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import (
@@ -279,8 +279,11 @@ class Run:
         brings along is in its `extra["group_id"]`.
         """
         source = as_source(prompts)
+        drawn = list(iter(source.draw, None))
+        for prompt in drawn:
+            encoded_prompt(prompt, "validation")
         groups = []
-        while (prompt := source.draw()) is not None:
+        for prompt in drawn:
             extra = dict(prompt.extra) if prompt.group_id is None else {**prompt.extra, "group_id": prompt.group_id}
             fresh = Prompt(prompt.content, prompt.dataset, prompt.n, None, extra)
             groups.append(self.submit(fresh, n=n, partition=ev.VALIDATION).id)
@@ -514,9 +517,16 @@ def _need_asyncio() -> None:
 def _open_log(path: str | Path | None, durability: Durability, take_over: bool) -> EventLog:
     if durability not in get_args(Durability):
         raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
-    if path is None or durability == "memory":
+    if path is None:
         return MemoryLog()
-    if os.path.lexists(RunDir.at(path).marker):
+    exists = os.path.lexists(RunDir.at(path).marker)
+    if durability == "memory":
+        if exists:
+            raise BadSettings(
+                f"{path} holds a run on disk; durability 'memory' would pass it over, so leave the path out"
+            )
+        return MemoryLog()
+    if exists:
         return FileLog.open(path, durability=durability, take_over=take_over)
     return FileLog.create(path, durability=durability)
 

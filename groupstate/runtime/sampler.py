@@ -130,8 +130,8 @@ class Sampler:
         check_partition(partition)
         if self._controller.closing:
             raise RunIsClosed("the run is closed; open it again to sample")
-        if batch_size < 1:
-            raise SampleError(f"batch_size is {batch_size}; it must be at least 1")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise SampleError(f"batch_size is {batch_size!r}; it must be an integer of at least 1")
         rules = self._controller.rules
         if partition != TRAIN or rules.mode != "sync":
             return

@@ -1090,6 +1090,17 @@ def test_of_groups_that_are_wanted_by_name_only_those_are_selected() -> None:
     assert [g.group_id for g in selected(story.book, request, wanted=frozenset("cx"))] == ["c"]
 
 
+def test_groups_reserved_for_somebody_else_are_passed_over() -> None:
+    story = play("sample 2 partition=val")
+    for name in ("a", "b", "c"):
+        story.tell(f"submit {name}/1 partition=val", f"start {name}", f"finish {name} acc=1")
+    request = story.book.requests[1]
+
+    assert [g.group_id for g in selected(story.book, request, reserved=frozenset("a"))] == ["b", "c"]
+    assert [g.group_id for g in selected(story.book, request, reserved=frozenset("ab"))] == ["c"]
+    assert [g.group_id for g in selected(story.book, request, wanted=frozenset("a"), reserved=frozenset("a"))] == ["a"]
+
+
 def test_of_more_than_enough_each_batch_takes_different_ones() -> None:
     lines = [line for i in range(10) for line in (f"submit g{i}/1", f"start g{i}", f"finish g{i} acc=1")]
     story = play(*lines, "sample 4", "sample 4", "sample 4", rules=Rules())

@@ -16,6 +16,7 @@ from groupstate.errors import (
     DuplicateGroup,
     LogInUse,
     RunIsClosed,
+    SampleError,
     SessionStateError,
     UnknownBatch,
     UnknownGroup,
@@ -514,3 +515,59 @@ async def test_a_run_is_written_by_one_at_a_time(tmp_path):
     async with open_run(tmp_path / "run"):
         with pytest.raises(LogInUse):
             FileLog.open(tmp_path / "run")
+
+
+@virtual
+async def test_a_failure_of_an_unknown_kind_leaves_the_attempt_open(loop):
+    async with opened(loop, group_size=1) as run:
+        attempt = run.submit("p").start(0)
+        with pytest.raises(SessionStateError, match="error, timeout, cancelled, lost, empty, refused, not 'bogus'"):
+            attempt.fail("x", kind="bogus")
+
+        assert attempt.fail("x") is True
+
+
+@virtual
+async def test_a_failure_may_be_told_by_anything_that_has_a_text(loop):
+    async with opened(loop, group_size=1) as run:
+        assert run.submit("p").start(0).fail(5) is True
+
+
+@virtual
+async def test_what_the_log_refuses_is_the_sessions_failure_alone(loop, monkeypatch):
+    async with opened(loop, group_size=1) as run:
+        attempt = run.submit("p", n=2, group_id="a").start(0)
+        monkeypatch.setattr("groupstate.runtime.ledger.record_of", lambda index, row: ev.TrajectoryRecord(index, prompt_tokens="many"))
+        with pytest.raises(UnusableResult, match="session 0 of group 'a' can't be recorded: a post of"):
+            attempt.finish(Trajectory(reward=1.0))
+
+        assert run.book.groups["a"].sessions[0].failure == "refused"
+
+
+@virtual
+async def test_an_endless_structure_is_refused_with_its_session(loop):
+    endless: dict = {}
+    endless["self"] = endless
+    async with opened(loop, group_size=1) as run:
+        attempt = run.submit("p").start(0)
+        with pytest.raises(UnusableResult, match="can't be stored"):
+            attempt.finish(Trajectory(reward=1.0, info=endless))
+        with pytest.raises(BadInput, match="can't be stored"):
+            run.submit(endless)
+
+
+@virtual
+async def test_a_validation_with_a_prompt_that_cannot_be_stored_submits_none(loop):
+    async with opened(loop) as run:
+        with pytest.raises(BadInput):
+            await run.validate(["a", object()])
+
+        assert run.book.totals["submitted"] == 0
+
+
+@virtual
+@pytest.mark.parametrize("size", [0, "2", None])
+async def test_a_batch_size_is_a_positive_integer(loop, size):
+    async with opened(loop) as run:
+        with pytest.raises(SampleError, match="an integer of at least 1"):
+            await run.sample(size)

@@ -749,3 +749,11 @@ async def test_an_unknown_durability_is_refused_with_the_right_ones(tmp_path):
     with pytest.raises(BadSettings, match="'disk'; it is one of fsync, os, memory"):
         async with open_run(tmp_path / "run", durability="disk"):
             pass
+
+
+async def test_durability_memory_passes_over_no_run_that_is_there(tmp_path):
+    async with open_run(tmp_path / "run"):
+        pass
+    with pytest.raises(BadSettings, match="holds a run on disk"):
+        async with open_run(tmp_path / "run", durability="memory"):
+            pass

@@ -932,3 +932,14 @@ async def test_a_damaged_prompt_fails_its_group_before_any_session_starts(loop):
 
         assert [event.reasons for event in events(run, ev.GroupEvicted)] == [("damaged",)]
         assert events(run, ev.SessionStarted) == []
+
+
+@virtual
+async def test_a_plain_sample_takes_no_group_that_a_validation_waits_for(loop):
+    async with opened(loop, session=half_right) as run:
+        validating = started(run.validate(["a", "b"]))
+        await quiet()
+        with pytest.raises(SampleTimeout):
+            await run.sample(1, partition="val", timeout_s=1)
+
+        assert len(await validating) == 2
