@@ -272,7 +272,7 @@ def admissible(book: Book, rules: Rules) -> int:
     if draining(book, rules) or held_by_stale(book, rules):
         return 0
     rule = rules.admission_rule
-    under_way = book.in_flight_count() + len(book.credits)
+    under_way = book.in_flight_count() + len(book.credits) + unjudged_count(book)
     ready = book.ready_count()
     if isinstance(rule, PerBatch):
         wanted = sum(request.size for request in book.waiting())
@@ -281,6 +281,13 @@ def admissible(book: Book, rules: Rules) -> int:
     if isinstance(rule, Capacity):
         return max(0, _capacity(book, rules, rule) - ready - under_way)
     return max(0, min(rule.n - under_way, rule.n + rule.ready_max - ready - under_way))
+
+
+def unjudged_count(book: Book) -> int:
+    """Terminal training groups without a trajectory. In sync mode they wait for a `sample()` to be evicted, and
+    take up their places until then, or a source of failing prompts would be drawn without end."""
+    terminal = book.count(*TERMINAL, partition=TRAIN)
+    return terminal - book.ready_count()
 
 
 # Selection -------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from groupstate.core.decide import (
     selected,
     shortage,
     surplus,
+    unjudged_count,
     unservable,
     why_not,
 )
@@ -206,7 +207,7 @@ class Controller:
         return True
 
     def _refill(self) -> bool:
-        if self.closing or not self._can_draw():
+        if self.closing or not self._can_draw() or self._is_streak():
             return False
         count = refills_now(self.book, self.rules)
         for _ in range(count):
@@ -215,7 +216,7 @@ class Controller:
         return count > 0
 
     def _admit(self) -> bool:
-        if self.closing or not self._can_draw():
+        if self.closing or not self._can_draw() or self._is_streak():
             return False
         count = max(shortage(self.book, self.rules), self._watched_shortage())
         if self.admits:
@@ -233,7 +234,8 @@ class Controller:
         """What `wait_sampleable` looks out for is drawn too, where admission has no bound that it would break."""
         if not self.watched or not isinstance(self.rules.admission_rule, PerBatch):
             return 0
-        return max(self.watched) - self.book.ready_count() - self.book.in_flight_count() - len(self.book.credits)
+        there = self.book.ready_count() + self.book.in_flight_count() + unjudged_count(self.book)
+        return max(self.watched) - there - len(self.book.credits)
 
     def _hold(self, reason: str) -> None:
         """Write down where a hold begins, once."""
@@ -264,6 +266,10 @@ class Controller:
 
     def _can_draw(self) -> bool:
         return self.source is not None and not self.book.source_exhausted and self.source_error is None
+
+    def _is_streak(self) -> bool:
+        """Group after group was evicted: nothing more is drawn until a sampler has been told."""
+        return self.streak >= self.rules.streak_bound(self._demand() or max(self.watched, default=1))
 
     def _serve(self) -> bool:
         served = False
@@ -309,6 +315,10 @@ class Controller:
                 waiter.error = error
                 self._answer(waiter)
                 refused = True
+                if isinstance(error, EvictionStreak):
+                    # It has been told. Whoever samples again means to go on.
+                    self.streak = 0
+                    self.streak_reasons.clear()
         return refused
 
     def _hopeless(self, request: OpenRequest) -> Exception | None:

@@ -188,9 +188,12 @@ class Run:
 
         Raises:
             RunIsClosed: the run is closed.
+            LogFailed: the log has failed.
         """
         self._need_log("wait for a change")
+        self._need_sound_log()
         await self._controller.changed.wait()
+        self._need_sound_log()
 
     async def sample(
         self,
@@ -318,6 +321,8 @@ class Run:
                     await self._settle_rollout()
                 if not isinstance(self._controller.dead, LogFailed):
                     self._put_back(reason)
+                    # The end of a run says that all of it is kept, so it waits to know.
+                    await self.ledger.log.durable(self.book.last_seq)
             finally:
                 self._log_gone = True
                 self._controller.changed.set()
@@ -381,6 +386,10 @@ class Run:
     def _need_log(self, tried: str) -> None:
         if self._log_gone:
             raise RunIsClosed(f"cannot {tried}: the run is closed; open it again")
+
+    def _need_sound_log(self) -> None:
+        if isinstance(self._controller.dead, LogFailed):
+            raise self._controller.dead
 
     def _need_open(self, tried: str) -> None:
         if self._controller.closing:

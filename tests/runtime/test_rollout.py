@@ -15,6 +15,7 @@ from groupstate.errors import (
     DuplicateGroup,
     EngineDied,
     EngineError,
+    EvictionStreak,
     IllegalTransition,
     LogFailed,
     NotEnoughGroups,
@@ -1351,3 +1352,65 @@ async def test_settings_that_make_no_sense_are_refused_and_the_log_is_closed(loo
             pass
 
     assert "closed" in repr(log)
+
+
+async def test_what_could_not_be_kept_is_told_at_the_end_of_the_block():
+    disk = FaultyDisk()
+    log = FileLog.create("/runs/one", disk=disk)
+    with pytest.raises(LogFailed, match="planned"):
+        async with open_run(log=log) as run:
+            await run.checkpoint()
+            disk.fault = Fault(disk.operation_count + 1, once=False)
+            run.submit("important")
+
+    assert disk.locks_held == set()
+
+
+@virtual
+async def test_who_waits_for_a_change_hears_of_a_broken_log(loop):
+    disk = FaultyDisk()
+    log = FileLog.create("/runs/one", disk=disk, inline=True)
+    with pytest.raises(LogFailed):
+        async with open_run(log=log, clock_ns=loop.clock_ns) as run:
+            disk.fault = Fault(disk.operation_count + 1, once=False)
+            with pytest.raises(LogFailed):
+                for _ in range(2):
+                    run.submit("p")
+            await quiet()
+            with pytest.raises(LogFailed):
+                await run.wait_changed()
+
+
+@virtual
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_source_of_failing_prompts_is_not_drawn_without_end(loop, mode):
+    rules = Rules(mode=mode, batch_size=2, admission=PerBatch(warmup=1))
+    async with opened(loop, rules=rules, source=range(10_000), session=failing) as run:
+        await anyio.sleep(3600)
+        drawn = run.book.totals["submitted"]
+        with pytest.raises(EvictionStreak):
+            await run.sample(2)
+
+        assert drawn <= 2 * 8 * 2
+        assert run.book.totals["submitted"] < 100
+
+
+@virtual
+async def test_who_samples_again_after_a_streak_means_to_go_on(loop):
+    good = 60
+
+    async def session(ctx):
+        await anyio.sleep(1)
+        return Trajectory(reward=float(ctx.session % 2)) if ctx.prompt.content >= good else None
+
+    async with opened(loop, rules=Rules(batch_size=2), source=range(10_000), session=session) as run:
+        told = 0
+        while True:
+            try:
+                batch = await run.sample(2)
+                break
+            except EvictionStreak:
+                told += 1
+
+        assert told == 3
+        assert all(group.prompt.content >= good for group in batch.groups)
