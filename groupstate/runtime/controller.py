@@ -231,11 +231,21 @@ class Controller:
         return count > 0
 
     def _watched_shortage(self) -> int:
-        """What `wait_sampleable` looks out for is drawn too, where admission has no bound that it would break."""
-        if not self.watched or not isinstance(self.rules.admission_rule, PerBatch):
+        """What `wait_sampleable` looks out for is drawn too, as far as admission's bounds allow."""
+        if not self.watched or self._unjudged_streak():
             return 0
-        there = self.book.ready_count() + self.book.in_flight_count() + unjudged_count(self.book)
-        return max(self.watched) - there - len(self.book.credits)
+        there = self.book.ready_count() + self.book.in_flight_count() + len(self.book.credits)
+        short = max(self.watched) - there
+        rule = self.rules.admission_rule
+        if isinstance(rule, PerBatch):
+            return short
+        if isinstance(rule, Slots):
+            return min(short, rule.n - self.book.in_flight_count())
+        return min(short, admissible(self.book, self.rules))
+
+    def _unjudged_streak(self) -> bool:
+        """Sync mode evicts nothing while no `sample()` waits, so the streak shows in what has heaped up."""
+        return unjudged_count(self.book) >= self.rules.streak_bound(max(self.watched, default=1))
 
     def _hold(self, reason: str) -> None:
         """Write down where a hold begins, once."""
@@ -258,7 +268,7 @@ class Controller:
             raise
         except Exception as error:
             # The source is user code: what it raises, or gives wrongly, must reach whoever waits for it.
-            log.error("the source failed", source=self.source.name, position=position, error=repr(error))
+            log.error("the source failed", source=self.source.name, position=position, error=describe(error))
             self.source_error = error
             self.source_failed_at = position
             return False
@@ -274,11 +284,15 @@ class Controller:
     def _serve(self) -> bool:
         served = False
         for partition in self.book.partitions():
+            held = False
             for request in self.book.waiting(partition):
+                takes_any = self.waiters[request.request].wanted is None
+                if held and takes_any:
+                    continue  # A later one doesn't overtake.
                 if self._serve_one(request):
                     served = True
-                elif self.waiters[request.request].wanted is None:
-                    break  # A later one doesn't overtake.
+                elif takes_any:
+                    held = True
         return served
 
     def _serve_one(self, request: OpenRequest) -> bool:
@@ -331,10 +345,11 @@ class Controller:
         return self._training_hopeless(request)
 
     def _death(self) -> Exception:
+        assert self.dead is not None
         self.death_told = True
         if isinstance(self.dead, LogFailed):
             return self.dead
-        error = RolloutDied(f"the rollout died, so what is waited for will not come: {self.dead!r}")
+        error = RolloutDied(f"the rollout died, so what is waited for will not come: {describe(self.dead)}")
         error.__cause__ = self.dead
         return error
 
@@ -359,6 +374,10 @@ class Controller:
             return self._death()
         if partition == ev.TRAIN and (stuck := self._stuck(count)) is not None:
             return stuck
+        if partition == ev.TRAIN and self._unjudged_streak():
+            heap = unjudged_count(self.book)
+            text = f"{heap} groups ended without a trajectory and none became sampleable; every session fails"
+            return EvictionStreak(heap, self.rules.streak_bound(count), {"empty": heap}, text)
         rule = self.rules.admission_rule
         if partition == ev.TRAIN and self.admits and isinstance(rule, Slots) and count > rule.n + rule.ready_max:
             counts = {"needed": count, "admitted": rule.n + rule.ready_max}

@@ -24,7 +24,7 @@ from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
 from groupstate.core.phases import Phase
-from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt, encoded_prompt
+from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, decoded_prompt, encoded_prompt
 from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import (
@@ -48,8 +48,8 @@ from groupstate.runtime.logs import Logger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.sampler import Sampler, check_partition
-from groupstate.runtime.session import SessionFunction
-from groupstate.runtime.sources import as_source
+from groupstate.runtime.session import SessionFunction, describe
+from groupstate.runtime.sources import Source, as_source
 
 T = TypeVar("T")
 log = Logger("groupstate.run")
@@ -361,7 +361,7 @@ class Run:
             return
         if isinstance(dead, LogFailed):
             raise dead
-        raise RolloutDied(f"the rollout died while nobody waited for it: {dead!r}") from dead
+        raise RolloutDied(f"the rollout died while nobody waited for it: {describe(dead)}") from dead
 
     # Inside ------------------------------------------------------------------------------------------
 
@@ -416,7 +416,7 @@ class Run:
             raise
         except BaseException as error:
             cause = _first_cause(error)
-            log.error("the rollout died", error=repr(cause))
+            log.error("the rollout died", error=describe(cause))
             self._controller.die(cause)
         finally:
             self._controller.admits = False
@@ -482,13 +482,18 @@ async def open_run(
         RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
     """
     _need_asyncio()
-    event_log = log if log is not None else _open_log(path, durability, take_over)
+    event_log = log
     try:
-        run = _made(event_log, rules, source, session, engine, params, group_size, cancel_grace_s, grace_s, clock_ns)
+        _check_settings(group_size, grace_s, cancel_grace_s)
+        prompts = None if source is None else as_source(source)
+        if event_log is None:
+            event_log = _open_log(path, durability, take_over)
+        run = _made(event_log, rules, prompts, session, engine, params, group_size, cancel_grace_s, grace_s, clock_ns)
         _begin(run, event_log, weight_version, resume_at, seed)
     except BaseException:
-        with anyio.CancelScope(shield=True):
-            await event_log.aclose()
+        if event_log is not None:
+            with anyio.CancelScope(shield=True):
+                await event_log.aclose()
         raise
     failure: BaseException | None = None
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
@@ -523,6 +528,15 @@ def _need_asyncio() -> None:
         raise Unsupported("groupstate needs Linux or macOS: its locks and durability are not made for Windows")
 
 
+def _check_settings(group_size: int, grace_s: float, cancel_grace_s: float) -> None:
+    """What can be wrong is told before anything is written."""
+    if not isinstance(group_size, int) or not 1 <= group_size <= GROUP_SIZE_MAX:
+        raise BadSettings(f"group_size is {group_size!r}; it must be an integer from 1 to {GROUP_SIZE_MAX}")
+    for name, value in (("grace_s", grace_s), ("cancel_grace_s", cancel_grace_s)):
+        if not math.isfinite(value) or value < 0:
+            raise BadSettings(f"{name} is {value}; it must be finite and at least 0")
+
+
 def _open_log(path: str | Path | None, durability: Durability, take_over: bool) -> EventLog:
     if durability not in get_args(Durability):
         raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
@@ -543,7 +557,7 @@ def _open_log(path: str | Path | None, durability: Durability, take_over: bool) 
 def _made(
     event_log: EventLog,
     rules: Rules | None,
-    source: Any,
+    source: Source | None,
     session: SessionFunction | None,
     engine: Engine | None,
     params: SamplingParams | None,
@@ -552,16 +566,11 @@ def _made(
     grace_s: float,
     clock_ns: Callable[[], int],
 ) -> Run:
-    if group_size < 1:
-        raise BadSettings(f"group_size is {group_size}; it must be at least 1")
-    for name, value in (("grace_s", grace_s), ("cancel_grace_s", cancel_grace_s)):
-        if not math.isfinite(value) or value < 0:
-            raise BadSettings(f"{name} is {value}; it must be finite and at least 0")
     ledger = Ledger(event_log, rules or Rules(), clock_ns=clock_ns)
     recovery.load(ledger)
     if rules is None and ledger.book.run_id:
         ledger.rules = recovery.stored_rules(ledger.book)
-    controller = Controller(ledger, None if source is None else as_source(source), group_size=group_size)
+    controller = Controller(ledger, source, group_size=group_size)
     rollout = None
     if session is not None:
         rollout = Rollout(

@@ -125,6 +125,14 @@ def session_from_reward(reward: RewardFunction) -> SessionFunction:
 
 def describe(error: BaseException) -> str:
     """An exception as a failure's text: its type and message, and what caused it."""
-    text = f"{type(error).__name__}: {error}"
+    text = _told(error)
     cause = error.__cause__
-    return f"{text} (from {type(cause).__name__}: {cause})" if cause is not None else text
+    return f"{text} (from {_told(cause)})" if cause is not None else text
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as broken:
+        # An exception that can't say what it is must not take the rollout down with it.
+        return f"{type(error).__name__}: (its text can't be had: {type(broken).__name__})"

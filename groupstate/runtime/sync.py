@@ -4,8 +4,8 @@ The run lives on an event loop in a thread of its own; sessions and engines run 
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio.from_thread
 
@@ -14,9 +14,13 @@ from groupstate.core.book import Book
 from groupstate.core.events import TRAIN
 from groupstate.core.explain import Explanation
 from groupstate.core.rules import Rules
+from groupstate.errors import RunIsClosed
 from groupstate.runtime import run as run_async
 from groupstate.runtime.handles import GroupHandle
 from groupstate.runtime.recovery import CheckpointMark
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 
 class Run:
@@ -25,6 +29,29 @@ class Run:
     def __init__(self, inner: run_async.Run, portal: anyio.from_thread.BlockingPortal) -> None:
         self._inner = inner
         self._portal = portal
+        self._left = False
+
+    def _call(self, function: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
+        """Call on the run's event loop and wait.
+
+        Raises:
+            RunIsClosed: the block of `open_run` was left.
+        """
+        if self._left:
+            raise RunIsClosed("the run is closed: the block of open_run was left")
+        return self._portal.call(function, *args)
+
+    def _look(self, function: Callable[[*Args], T], *args: *Args) -> T:
+        """The same for a plain function."""
+
+        async def look() -> T:
+            return function(*args)
+
+        return self._call(look)
+
+    def leave(self) -> None:
+        """The block is being left; nothing can be called from here on."""
+        self._left = True
 
     @property
     def book(self) -> Book:
@@ -43,13 +70,13 @@ class Run:
         return self._inner.weight_version
 
     def sampleable_count(self, partition: str = TRAIN) -> int:
-        return self._portal.call(self._inner.sampleable_count, partition)
+        return self._look(self._inner.sampleable_count, partition)
 
     def wait_sampleable(self, count: int, partition: str = TRAIN) -> int:
-        return self._portal.call(self._inner.wait_sampleable, count, partition)
+        return self._call(self._inner.wait_sampleable, count, partition)
 
     def explain(self, partition: str = TRAIN) -> Explanation:
-        return self._portal.call(self._inner.explain, partition)
+        return self._look(self._inner.explain, partition)
 
     def submit(self, prompt: Any, **options: Any) -> GroupHandle:
         return self._inner.submit(prompt, **options)
@@ -70,16 +97,16 @@ class Run:
                 batch_size, weight_version=weight_version, partition=partition, timeout_s=timeout_s
             )
 
-        return self._portal.call(sample)
+        return self._call(sample)
 
     def commit(self, batch: Batch | int) -> None:
-        self._portal.call(self._inner.commit, batch)
+        self._call(self._inner.commit, batch)
 
     def release(self, batch: Batch | int) -> None:
-        self._portal.call(self._inner.release, batch)
+        self._call(self._inner.release, batch)
 
     def publish_weights(self, weight_version: int, weights: Mapping[str, Any] | None = None) -> None:
-        self._portal.call(self._inner.publish_weights, weight_version, weights)
+        self._call(self._inner.publish_weights, weight_version, weights)
 
     def cancel(self, group_id: str) -> None:
         self._inner.cancel(group_id)
@@ -91,13 +118,14 @@ class Run:
         async def validate() -> Batch:
             return await self._inner.validate(prompts, n=n, timeout_s=timeout_s)
 
-        return self._portal.call(validate)
+        return self._call(validate)
 
     def checkpoint(self, name: str = "") -> CheckpointMark:
-        return self._portal.call(self._inner.checkpoint, name)
+        return self._call(self._inner.checkpoint, name)
 
     def close(self, reason: str = "closed") -> None:
-        self._portal.call(self._inner.close, reason)
+        if not self._left:
+            self._call(self._inner.close, reason)
 
 
 @contextlib.contextmanager
@@ -111,4 +139,8 @@ def open_run(path: Any = None, **options: Any) -> Iterator[Run]:
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
         portal.wrap_async_context_manager(run_async.open_run(path, **options)) as inner,
     ):
-        yield Run(inner, portal)
+        run = Run(inner, portal)
+        try:
+            yield run
+        finally:
+            run.leave()

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from groupstate import Batch, PerBatch, Prompt, Rules, Slots, Trajectory, open_run
+from groupstate import Batch, Capacity, PerBatch, Prompt, Rules, Slots, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.errors import (
     DamagedPayload,
@@ -943,3 +943,52 @@ async def test_a_plain_sample_takes_no_group_that_a_validation_waits_for(loop):
             await run.sample(1, partition="val", timeout_s=1)
 
         assert len(await validating) == 2
+
+
+@virtual
+async def test_a_validation_is_served_although_a_plain_sample_waits_before_it(loop):
+    async with opened(loop, session=half_right) as run:
+        waiting = started(run.sample(1, partition="val"))
+        await quiet()
+
+        assert len(await run.validate(["a", "b"])) == 2
+        run.submit("c", partition="val")
+        assert (await waiting).groups[0].prompt.content == "c"
+
+
+@virtual
+async def test_wait_sampleable_in_sync_mode_goes_on_behind_a_failure(loop):
+    async def session(ctx):
+        await anyio.sleep(1)
+        return None if ctx.prompt.content == 0 else Trajectory(reward=1.0)
+
+    async with opened(loop, rules=Rules(mode="sync", batch_size=4), source=range(100), session=session) as run:
+        assert await run.wait_sampleable(1) == 1
+
+
+@virtual
+async def test_wait_sampleable_in_sync_mode_hears_that_every_session_fails(loop):
+    async with opened(loop, rules=Rules(mode="sync", batch_size=1), source=range(100), session=returning(None)) as run:
+        with pytest.raises(EvictionStreak, match="8 groups ended without a trajectory"):
+            await run.wait_sampleable(1)
+
+
+@virtual
+async def test_wait_sampleable_draws_within_the_slots_where_the_caller_dispatches(loop):
+    async with opened(loop, rules=Rules(admission=Slots(n=2)), source=range(9), group_size=1) as run:
+        waiting = started(run.wait_sampleable(1))
+        await quiet()
+        (handle,) = run.pending()
+        finish(handle, 1.0)
+
+        assert await waiting == 1
+
+
+@virtual
+async def test_wait_sampleable_draws_within_the_capacity(loop):
+    rules = Rules(batch_size=2, admission=Capacity(lag_max=0))
+    async with opened(loop, rules=rules, source=range(9), group_size=1) as run:
+        waiting = started(run.wait_sampleable(5))
+        await quiet()
+        assert len(run.pending()) == 2
+        waiting.cancel()

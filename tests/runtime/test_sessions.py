@@ -539,3 +539,24 @@ async def test_a_request_that_the_engine_refuses_is_the_sessions_failure(loop):
         await anyio.sleep(1)
 
         assert events(run, ev.SessionFailed)[0].message == "EngineError: too long"
+
+
+@virtual
+async def test_an_exception_that_cannot_say_what_it_is_fails_its_session_alone(loop):
+    class Mute(Exception):
+        def __str__(self):
+            return None
+
+    async def session(ctx):
+        await anyio.sleep(1)
+        if ctx.session == 0:
+            raise Mute
+        return Trajectory(reward=1.0)
+
+    async with opened(loop, session=session) as run:
+        run.submit("p", n=2)
+        await anyio.sleep(2)
+
+        assert [event.message for event in events(run, ev.SessionFailed)] == [
+            "Mute: (its text can't be had: TypeError)"
+        ]

@@ -81,3 +81,11 @@ def test_nothing_stays_behind():
         run.sample(1)
 
     assert threading.active_count() <= before + 1, "the log's writer and the loop are gone"
+
+
+def test_a_run_whose_block_was_left_says_so():
+    with groupstate.sync.open_run() as run:
+        pass
+    run.close()
+    with pytest.raises(RunIsClosed, match="the block of open_run was left"):
+        run.sample(1)
