@@ -73,9 +73,9 @@ class Run:
         self._thread = threading.get_ident()
         self._publishing = anyio.Lock()
         """One publication at a time, or the engine could end with other weights than the run says."""
-        self._closing = False
+        self._closing: asyncio.Task[None] | None = None
+        self._close_told = False
         self._log_gone = False
-        self._closed = anyio.Event()
         self._rollout_scope = anyio.CancelScope()
         self._rollout_ended = anyio.Event()
         self.portal: anyio.from_thread.BlockingPortal | None = None
@@ -307,29 +307,47 @@ class Run:
         )
 
     async def close(self, reason: str = "closed") -> None:
-        """Stop admitting, let sessions end within the grace, put the rest back, keep everything. Idempotent."""
-        if self._closing:
-            await self._closed.wait()
-            return
-        self._closing = True
+        """Stop admitting, let sessions end within the grace, put the rest back, keep everything. Idempotent.
+
+        Cancelling it doesn't stop the closing; the end of `open_run`'s block waits for it.
+
+        Raises:
+            LogFailed: something could not be kept. It is raised once.
+        """
+        if self._closing is None:
+            self._controller.closing = True
+            # A task of its own: a closing that was cut short would leave the lock behind, or events unkept.
+            self._closing = asyncio.ensure_future(self._close(reason))
+        await asyncio.wait({self._closing})
+        if not self._close_told:
+            self._close_told = True
+            self._closing.result()
+
+    async def _close(self, reason: str) -> None:
+        try:
+            if not isinstance(self._controller.dead, LogFailed):
+                self._controller.settle()
+            if self._rollout is not None:
+                await self._settle_rollout()
+            if not isinstance(self._controller.dead, LogFailed):
+                self._put_back(reason)
+                # The end of a run says that all of it is kept, so it waits to know.
+                await self.ledger.log.durable(self.book.last_seq)
+        finally:
+            self._log_gone = True
+            self._controller.changed.set()
+            await self.ledger.log.aclose()
+
+    async def close_whatever_comes(self, reason: str) -> BaseException | None:
+        """Close, and wait for it though cancelled; what came of it, if it wasn't well."""
+        came: BaseException | None = None
         with anyio.CancelScope(shield=True):
-            try:
-                self._controller.closing = True
-                if not isinstance(self._controller.dead, LogFailed):
-                    self._controller.settle()
-                if self._rollout is not None:
-                    await self._settle_rollout()
-                if not isinstance(self._controller.dead, LogFailed):
-                    self._put_back(reason)
-                    # The end of a run says that all of it is kept, so it waits to know.
-                    await self.ledger.log.durable(self.book.last_seq)
-            finally:
-                self._log_gone = True
-                self._controller.changed.set()
+            while self._closing is None or not self._closing.done() or not self._close_told:
                 try:
-                    await self.ledger.log.aclose()
-                finally:
-                    self._closed.set()
+                    await self.close(reason)
+                except (GroupstateError, asyncio.CancelledError) as error:
+                    came = error
+        return came
 
     async def _settle_rollout(self) -> None:
         assert self._rollout is not None
@@ -400,7 +418,7 @@ class Run:
         try:
             await self.ledger.log.durable(NEVER)
         except LogFailed as error:
-            if not self._closing:
+            if self._closing is None:
                 log.error("the log failed", error=str(error))
                 self._controller.die(error)
 
@@ -507,10 +525,8 @@ async def open_run(
             # Raised again below, outside of the task groups, which would wrap it.
             failure = error
             run.hurry()
-        try:
-            await run.close("closed" if failure is None else type(failure).__name__)
-        except GroupstateError as error:
-            failure = failure or error
+        came = await run.close_whatever_comes("closed" if failure is None else type(failure).__name__)
+        failure = failure or came
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure

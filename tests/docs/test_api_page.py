@@ -37,6 +37,6 @@ def test_each_error_is_in_its_table(name):
 
 @pytest.mark.parametrize("name", [n for n in vars(groupstate.Run) if not n.startswith("_")])
 def test_each_method_that_users_call_is_named(name):
-    inner = {"in_loop", "hurry"}
+    inner = {"in_loop", "hurry", "close_whatever_comes"}
 
     assert name in inner or f"run.{name}" in PAGE

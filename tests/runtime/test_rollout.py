@@ -1414,3 +1414,35 @@ async def test_who_samples_again_after_a_streak_means_to_go_on(loop):
 
         assert told == 3
         assert all(group.prompt.content >= good for group in batch.groups)
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_close_that_is_cancelled_is_finished_all_the_same(tmp_path, turns):
+    async with open_run(tmp_path / "run", source=range(50), session=half_right, group_size=2, grace_s=0.05) as run:
+        await run.sample(1)
+        closing = asyncio.ensure_future(run.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+
+    async with open_run(tmp_path / "run") as run:
+        assert events(run, ev.RunClosed) == [ev.RunClosed("closed")]
+
+
+@pytest.mark.parametrize("times", [1, 2, 4])
+async def test_who_holds_a_run_may_be_cancelled_again_and_again(tmp_path, times):
+    async def hold():
+        async with open_run(tmp_path / "run", source=range(50), session=endless, grace_s=0.05):
+            await asyncio.sleep(60)
+
+    holding = asyncio.ensure_future(hold())
+    await asyncio.sleep(0.05)
+    for _ in range(times):
+        holding.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({holding})
+
+    assert holding.cancelled()
+    async with open_run(tmp_path / "run"):
+        pass
