@@ -91,6 +91,8 @@ def _run(flags: dict[str, Any]) -> int:
     rules = merged_rules(settings, flags["rules"])
     params = _params(settings, flags)
     make_engine = _engine_maker(settings, flags)
+    if table.reward is not None and make_engine is None:
+        raise BadSettings("--reward scores what an engine generates: give --engine too, or --session in its place")
     return asyncio.run(
         _collect(table, session, make_engine, rules, params, resume=flags["resume"], overwrite=flags["overwrite"])
     )

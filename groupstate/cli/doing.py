@@ -25,18 +25,24 @@ def scenario(ctx: click.Context, paths: tuple[Path, ...]) -> None:
     ctx.exit(importlib.import_module("groupstate.simulate.scenario").main_paths(paths))
 
 
-@click.command(short_help="Train a small model through the event log, in a minute.")
-@click.option("--mode", type=click.Choice(["sync", "async"]), default="async", show_default=True, help="Of the rules.")
+@click.command(short_help="Train a small model through the event log, in a minute or two.")
+@click.option("--mode", type=click.Choice(["sync", "async"]), default=None, help="Of the rules; async by default.")
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="Trainer steps; the recipe's by default.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the tasks, the model and the sampling.")
+@click.option("--seed", type=int, default=None, help="Of the tasks, the model and the sampling; 0 by default.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Run directory; runs/demo by default.")
 @click.option("--engine", type=click.Choice(["torch"]), default="torch", show_default=True, help="Who generates.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped or killed.")
 @click.pass_context
 def demo(
-    ctx: click.Context, mode: str, steps: int | None, seed: int, out: Path | None, engine: str, resume: bool
+    ctx: click.Context,
+    mode: str | None,
+    steps: int | None,
+    seed: int | None,
+    out: Path | None,
+    engine: str,
+    resume: bool,
 ) -> None:
-    """Train a small language model on the CPU by GRPO, through the event log. Takes about a minute.
+    """Train a small language model on the CPU by GRPO, through the event log. Takes one to two minutes.
 
     Needs the packages of the extra: pip install 'groupstate[demo]'. It can be killed at any time and goes on
     with --resume; the log that it leaves is one to look at with show, log, why and check.

@@ -4,12 +4,14 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Literal
 
 import anyio
-import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
 import attrs
 import msgspec
 from rich.console import Console
@@ -67,29 +69,49 @@ def last_folder() -> Path:
 
 def demo(
     *,
-    mode: Literal["async", "sync"] = "async",
+    mode: Literal["async", "sync"] | None = None,
     steps: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     out: Path | None = None,
     resume: bool = False,
     console: Console | None = None,
+    recipe: Settings | None = None,
 ) -> Summary | None:
     """Train; None if it was stopped by a signal before the end.
 
+    Args:
+        mode, steps, seed: None takes the recipe's, or those of the run that is resumed.
+        recipe: all other numbers; None for the demo's own.
+
     Raises:
-        BadInput: `out` is taken, or there is nothing to resume.
+        BadInput: `out` is taken, there is nothing to resume, or the run was begun with other settings.
     """
     folder = out or (last_folder() if resume else free_folder())
     if not resume and folder.exists() and any(folder.iterdir()):
         raise BadInput(f"{folder} is not empty; go on with it by --resume, or name another by --out")
-    settings = Settings(mode=mode, seed=seed)
     checkpoints = Checkpoint(folder)
     saved = checkpoints.load() if resume else None
-    if saved is not None:
-        settings = Settings(**saved[0]["settings"])
-    if steps is not None:
-        settings = attrs.evolve(settings, steps=steps)
+    values = (("mode", mode), ("seed", seed), ("steps", steps))
+    given: dict[str, Any] = {name: value for name, value in values if value is not None}
+    settings = attrs.evolve(recipe or Settings(), **given) if saved is None else _resumed(folder, saved[0], given)
     return anyio.run(_Demo(settings, folder, console or Console(), checkpoints, saved).run)
+
+
+def _resumed(folder: Path, state: dict[str, Any], given: dict[str, Any]) -> Settings:
+    """The settings that a run goes on with: its own, up to another number of steps."""
+    settings = Settings(**state["settings"])
+    for name in ("mode", "seed"):
+        if name in given and given[name] != getattr(settings, name):
+            raise BadInput(
+                f"{folder} was begun with {name} {getattr(settings, name)}; leave out --{name} to go on with it"
+            )
+    if given.get("steps", settings.steps) < state["step"]:
+        raise BadInput(f"{folder} is at step {state['step']} already; name at least so many --steps, or leave them out")
+    return attrs.evolve(settings, **given)
+
+
+class Stopped(Exception):
+    """A signal came during the warm-up."""
 
 
 class _Demo:
@@ -113,24 +135,38 @@ class _Demo:
             digits=settings.digits,
         )
         self._began_s = time.monotonic()
+        self._stopping = threading.Event()
 
     async def run(self) -> Summary | None:
         self._say(
             f"GRPO on sums from reasoning-gym, {self._settings.mode} mode, seed {self._settings.seed}; "
             f"the run is {self._folder}"
         )
+        summary: Summary | None = None
+        failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._stop_on_signal, tasks.cancel_scope)
-            summary = await self._train()
+            try:
+                summary = await self._train()
+            except Exception as error:
+                # Raised again below, outside of the task group, which would wrap it.
+                failure = error
             tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        if summary is not None:
             return summary
-        self._say(f"stopped; go on with: {_program()} demo --resume --out {self._folder}")
+        if (self._folder / "run.json").exists():
+            self._say(f"stopped; go on with: {_program()} demo --resume --out {self._folder}")
+        else:
+            self._say(f"stopped before the run began; start anew with: {_program()} demo")
         return None
 
     async def _stop_on_signal(self, scope: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
-                self._say(f"{number.name}: settling")
+                self._say(f"{number.name}: letting sessions end, then closing")
+                self._stopping.set()
                 scope.cancel()
                 return
 

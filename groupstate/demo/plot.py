@@ -51,7 +51,7 @@ def draw(points: list[Point], path: Path) -> None:
     reward, lag, evicted = figure.subplots(3, 1, sharex=True)
     steps = [point.weight_version for point in points]
     reward.plot(steps, [point.reward for point in points], color="tab:blue")
-    reward.set(ylabel="reward of the batch (mean)", ylim=(0, 1), title="GRPO on groupstate")
+    reward.set(ylabel="reward of the batch\n(groups with signal, mean)", ylim=(0, 1), title="GRPO on groupstate")
     lag.plot(steps, [point.lag for point in points], color="tab:orange")
     lag.set(ylabel="lag (weight versions, mean)", ylim=(0, None))
     bottom = [0] * len(points)

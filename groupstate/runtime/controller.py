@@ -434,11 +434,15 @@ class Controller:
         ahead = sum(r.size for r in self.book.waiting() if r.request < request.request)
         counts = {"needed": request.size, "sampleable": ready, "in_flight": flying, "older_waiters": ahead}
         older = f", of which older samplers wait for {ahead}" if ahead else ""
+        left = ready + flying - ahead
+        advice = (
+            f"sample a batch of at most {left}" if left > 0 else "nothing is left: give more prompts, or end the loop"
+        )
         return NotEnoughGroups(
             request.size,
             counts,
             f"sample({request.size}) can't be met: the source is exhausted, {ready} groups are sampleable and "
-            f"{flying} in flight{older}; they stay so: sample a batch of at most {max(0, ready + flying - ahead)}",
+            f"{flying} in flight{older}; they stay so: {advice}",
         )
 
     def _answer(self, waiter: Waiter) -> None:
