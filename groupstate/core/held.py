@@ -39,8 +39,10 @@ class Credit:
     """One refill that an eviction earned and that is still to be submitted."""
 
     size: int
+    """Sessions that the evicted group needed."""
     dataset: str
     evicted: str
+    target_version: int | None = None
 
 
 @attrs.frozen
@@ -50,6 +52,26 @@ class Mark:
     weight_version: int
     lineage: int
     name: str = ""
+
+
+@attrs.define
+class DatasetUse:
+    """Training groups of one dataset, for shares and the signal of starvation."""
+
+    submitted: int = 0
+    evicted: int = 0
+    open: int = 0
+    """In flight or terminal."""
+    new: int = 0
+    """Submitted since one was sampled, or since the dataset was last called starved."""
+    version: int = 0
+    """Weight version when one was last sampled, or when the dataset was first submitted."""
+    told_version: int = 0
+    """Weight version from which the next signal counts."""
+
+    @property
+    def kept(self) -> int:
+        return self.submitted - self.evicted
 
 
 @attrs.define
@@ -64,7 +86,11 @@ class Window:
     refills: int = 0
     forfeited: int = 0
     fenced: int = 0
+    requeued: int = 0
+    """Failed groups that the rules started over."""
     sessions_failed: Counter[str] = attrs.field(factory=Counter)
+    starved: Counter[str] = attrs.field(factory=Counter)
+    """Signals of starvation per dataset."""
 
     def add(self, other: "Window") -> None:
         """Take in counts that were reported to nobody."""
@@ -75,4 +101,6 @@ class Window:
         self.refills += other.refills
         self.forfeited += other.forfeited
         self.fenced += other.fenced
+        self.requeued += other.requeued
+        self.starved.update(other.starved)
         self.sessions_failed.update(other.sessions_failed)

@@ -16,6 +16,7 @@ EVICTION_METRICS: Final[dict[str, frozenset[EvictReason]]] = {
     "rollout_failure/evicted_samples": frozenset({"failed", "empty", "too_few", "damaged"}),
     "filter_groups/discarded_surplus_samples": frozenset({"surplus"}),
     "cancelled/evicted_samples": frozenset({"cancelled"}),
+    "custom/evicted_samples": frozenset({"custom"}),
 }
 """Groups evicted, by metric. A group counts once under each metric that one of its reasons belongs to."""
 

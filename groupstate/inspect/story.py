@@ -141,6 +141,10 @@ class _Teller:
             parts.append(f"prompt {event.source_position} of the source")
         if event.dataset:
             parts.append(f"dataset {event.dataset}")
+        if event.target_version is not None:
+            parts.append(f"made for version {event.target_version}")
+        if event.oversample:
+            parts.append(f"{event.oversample} sessions more than it needs")
         return f"{who}: {', '.join(parts)}"
 
     def _own(self, event: ev.AnyEvent, before: Group | None, after: Group | None) -> str:

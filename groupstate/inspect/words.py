@@ -99,6 +99,8 @@ def _submitted(event: ev.GroupSubmitted) -> str:
         parts.append(f"dataset {event.dataset}")
     if event.target_version is not None:
         parts.append(f"for version {event.target_version}")
+    if event.oversample:
+        parts.append(f"{event.oversample} more than it needs")
     return f"{name_of(event.group_id)}: {', '.join(parts)}"
 
 
@@ -171,6 +173,10 @@ _WORDS: Final[dict[type[ev.Event], Callable[[Any], str]]] = {
     ev.WeightsPublished: lambda e: f"version {e.weight_version}, lineage {e.lineage}",
     ev.SourceExhausted: lambda e: f"{e.source or 'the source'} gave {counted(e.position, 'prompt')}",
     ev.AdmissionHeld: lambda e: e.reason or "no longer",
+    ev.DatasetStarved: lambda e: (
+        f"{name_of(e.dataset)}: none sampled for {counted(e.versions, 'version')}, "
+        f"{counted(e.open_groups, 'group')} open, {e.evicted} evicted"
+    ),
     ev.CheckpointMarked: _marked,
     ev.RunRecovered: _recovered,
     ev.RunRewound: lambda e: f"to mark {e.mark} at event {e.mark_seq}, version {e.weight_version}, lineage {e.lineage}",

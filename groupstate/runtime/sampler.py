@@ -22,6 +22,7 @@ from groupstate.core.trajectory import Trajectory, restored
 from groupstate.errors import BadSettings, DamagedPayload, RunIsClosed, SampleError, SamplerBusy, SampleTimeout
 from groupstate.runtime.controller import Claim, Controller, Waiter
 from groupstate.runtime.logs import Logger
+from groupstate.runtime.refusals import why_never
 
 log = Logger("groupstate.sampler")
 
@@ -106,7 +107,7 @@ class Sampler:
 
     async def _watch(self, count: int, partition: str) -> int:
         while self.sampleable_count(partition) < count:
-            never = self._controller.why_never(count, partition)
+            never = why_never(self._controller, count, partition)
             if never is not None:
                 raise never
             await self._controller.changed.wait()
@@ -200,7 +201,7 @@ def _batch(claim: Claim, partition: str, data: dict[int, bytes]) -> Batch:
 def _batch_group(group: Group, lag: int, data: dict[int, bytes]) -> BatchGroup:
     return BatchGroup(
         group_id=group.group_id,
-        size=group.size,
+        size=group.needed,
         phase=str(group.phase),
         partial=group.partial,
         dataset=group.dataset,
@@ -223,4 +224,4 @@ def _prompt(group: Group, data: dict[int, bytes]) -> Prompt | None:
     ref: PayloadRef | None = group.prompt
     if ref is None:
         return None
-    return decoded_prompt(data[ref.key], dataset=group.dataset, n=group.size, group_id=group.group_id)
+    return decoded_prompt(data[ref.key], dataset=group.dataset, n=group.needed, group_id=group.group_id)

@@ -433,7 +433,7 @@ def test_an_eviction_without_a_reason_is_caught() -> None:
 def test_a_refill_has_the_size_of_the_group_that_it_replaces() -> None:
     records = log(failed("a"), evict("a", credit=1), submit("b", 2, cause="refill"))
 
-    assert wrong(records, 5) == ["refill 'b' has 2 sessions, and group 'a', which it replaces, had 1"]
+    assert wrong(records, 5) == ["refill 'b' needs 2 sessions, and group 'a', which it replaces, needed 1"]
 
 
 # 6: lag --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ ZEROS = {
     "rollout_failure/evicted_samples": 0.0,
     "filter_groups/discarded_surplus_samples": 0.0,
     "cancelled/evicted_samples": 0.0,
+    "custom/evicted_samples": 0.0,
     "groups/evicted": 0.0,
     "groups/submitted": 0.0,
     "refill/submitted": 0.0,
@@ -55,6 +56,7 @@ def test_names_begin_with_the_partition(partition: str, name: str) -> None:
         ("damaged", "rollout_failure/evicted_samples"),
         ("surplus", "filter_groups/discarded_surplus_samples"),
         ("cancelled", "cancelled/evicted_samples"),
+        ("custom", "custom/evicted_samples"),
     ],
 )
 def test_each_reason_is_counted_under_one_metric(reason: str, metric: str) -> None:
