@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from groupstate.core import events as ev
 from groupstate.core.group import Group, evolve, submitted, versions_used
 from groupstate.core.held import UNDELIVERED, Credit, Mark, OpenBatch, OpenRequest, Window
-from groupstate.core.phases import TERMINAL, Phase, next_phase
+from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, next_phase
 from groupstate.core.shelf import Shelf, has_rows
 from groupstate.errors import BadMark, DuplicateGroup, UnknownBatch, UnknownGroup
 
@@ -240,11 +240,13 @@ class Book:
         self.groups[after.group_id] = after
 
     def _aged(self, before: Group, after: Group) -> Group:
-        """A group that has just become terminal counts its lag from what the basis says."""
-        if self._basis == "dispatch" or before.phase in TERMINAL or after.phase not in TERMINAL:
+        """A group that has just become terminal keeps the version of then, and counts its lag from what the basis
+        says."""
+        if before.phase not in IN_FLIGHT or after.phase not in TERMINAL:
             return after
-        used = versions_used(after)
-        if used is None or before.phase is Phase.SAMPLED:
+        after = replace(after, ended_version=self.weight_version)
+        used = None if self._basis == "dispatch" else versions_used(after)
+        if used is None:
             return after
         first, oldest, newest = used
         version = {"first_token": first, "oldest_token": oldest, "newest_token": newest}[self._basis]
@@ -298,6 +300,8 @@ class Book:
             self.totals[f"evicted/{reason}"] += 1
         if "stale" in event.reasons:
             window.stale_lags.append(event.lag)
+        if event.shared_value is not None:
+            window.filtered_values[event.shared_value] += 1
 
     def _fenced(self, event: ev.ResultFenced, seq: int, at_ns: int) -> None:
         _check_fenced(self, event)

@@ -76,6 +76,8 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     sampled_lag: int = 0
     kept_lag: int | None = None
     """The lag that the group was sampled with, once its batch came back: it is sampled again with the same."""
+    ended_version: int = 0
+    """Weight version that was current when the group became terminal; 0 while it isn't."""
     last_seq: int = 0
     last_at_ns: int = 0
 
@@ -240,6 +242,7 @@ def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Gr
         version=group.stamp,
         aged_from=group.stamp if group.rewound_to is None else min(group.stamp, group.rewound_to),
         kept_lag=None,
+        ended_version=0,
         requeue_count=group.requeue_count + 1,
     )
 
