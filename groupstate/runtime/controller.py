@@ -30,7 +30,7 @@ from groupstate.core.decide import (
 )
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
-from groupstate.core.metrics import batch_metrics
+from groupstate.core.metrics import Tally, batch_tally
 from groupstate.core.phases import TERMINAL
 from groupstate.core.prompt import Prompt, encoded_prompt, prompt_length
 from groupstate.core.rules import PerBatch, Slots
@@ -63,7 +63,11 @@ class Claim:
     groups: tuple[Group, ...]
     lags: tuple[int, ...]
     weight_version: int
-    metrics: dict[str, float]
+    tally: Tally
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.tally.flat()
 
 
 @attrs.define(eq=False)
@@ -310,11 +314,11 @@ class Controller:
             self._record_eviction(evict)
         lags = tuple(self.book.lag(group) for group in groups)
         version = self.book.weight_version
-        metrics = batch_metrics(request.partition, self.book.window(request.partition), groups, lags, version)
+        tally = batch_tally(request.partition, self.book.window(request.partition), groups, lags, version)
         ids = tuple(group.group_id for group in groups)
         batch = self.book.last_batch + 1
         seq = self.ledger.record(ev.BatchSampled(batch, request.request, request.partition, ids, version, lags))
-        waiter.claim = Claim(batch, seq, tuple(groups), lags, version, metrics)
+        waiter.claim = Claim(batch, seq, tuple(groups), lags, version, tally)
         self._answer(waiter)
         return True
 
