@@ -364,10 +364,11 @@ def of_windows(*windows: Window) -> list[Tally]:
     return [batch_tally("train", window, [], [], 0) for window in windows]
 
 
-def test_merging_weighs_a_mean_by_what_it_is_a_mean_of() -> None:
+@pytest.mark.parametrize("step", [1, -1], ids=["in order", "backwards"])
+def test_merging_weighs_a_mean_by_what_it_is_a_mean_of(step: int) -> None:
     one = Window(evicted=Counter(stale=1), stale_lags=[9], filtered_values=Counter({0.0: 1, 1.0: 1}))
     three = Window(evicted=Counter(stale=3), stale_lags=[1, 1, 1], filtered_values=Counter({1.0: 2}))
-    merged = Tally.merged(of_windows(one, three))
+    merged = Tally.merged(of_windows(one, three)[::step])
 
     assert merged.flat()["training/off_policy/evicted_samples"] == 4.0
     assert merged.flat()["training/off_policy/evicted_samples_staleness/mean"] == 4.0
