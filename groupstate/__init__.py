@@ -1,11 +1,12 @@
 """Prompt groups of an RL post-training run as explicit state machines over a durable event log."""
 
-from groupstate.batch import Batch, BatchGroup, Row
+from groupstate.batch import Batch, BatchGroup, Row, merged_metrics
 from groupstate.core.book import Book
 from groupstate.core.custom import Drop, Select
 from groupstate.core.events import PayloadRef, Record, VersionSpan
 from groupstate.core.explain import Explanation
 from groupstate.core.held import OpenRequest
+from groupstate.core.metrics import Tally
 from groupstate.core.phases import TRANSITIONS, Phase
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots
@@ -53,8 +54,10 @@ __all__ = [
     "Select",
     "SessionContext",
     "Slots",
+    "Tally",
     "Trajectory",
     "VersionSpan",
+    "merged_metrics",
     "open_run",
     "session_from_reward",
 ]

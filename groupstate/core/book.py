@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from groupstate.core import events as ev
 from groupstate.core.group import Group, evolve, submitted, versions_used
 from groupstate.core.held import UNDELIVERED, Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
-from groupstate.core.phases import TERMINAL, Phase, next_phase
+from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, next_phase
 from groupstate.core.shelf import Shelf, has_rows
 from groupstate.errors import BadMark, DuplicateGroup, UnknownBatch, UnknownGroup
 
@@ -267,14 +267,17 @@ class Book:
         self.groups[after.group_id] = after
 
     def _aged(self, before: Group, after: Group) -> Group:
-        """A group that has just become terminal counts its lag from what the basis says."""
-        if after.phase not in TERMINAL or before.phase in TERMINAL or before.phase is Phase.SAMPLED:
+        """A group that has just become terminal keeps the version of then, and counts its lag from what the basis
+        says."""
+        if before.phase not in IN_FLIGHT or after.phase not in TERMINAL:
             return after
-        if self._keeps_empty and after.phase is Phase.FAILURE and not after.trajectory_count:
-            after = replace(after, kept_empty=after.partition == ev.TRAIN)
-        if self._basis in {"dispatch", "target_version"}:
-            return after
-        used = versions_used(after)
+        kept_empty = self._keeps_empty and after.phase is Phase.FAILURE and not after.trajectory_count
+        after = replace(
+            after,
+            ended_version=self.weight_version,
+            kept_empty=kept_empty and after.partition == ev.TRAIN,
+        )
+        used = None if self._basis in {"dispatch", "target_version"} else versions_used(after)
         if used is None:
             return after
         first, oldest, newest = used
@@ -352,6 +355,8 @@ class Book:
             self.totals[f"evicted/{reason}"] += 1
         if "stale" in event.reasons:
             window.stale_lags.append(event.lag)
+        if event.shared_value is not None:
+            window.filtered_values[event.shared_value] += 1
 
     def _fenced(self, event: ev.ResultFenced, seq: int, at_ns: int) -> None:
         _check_fenced(self, event)
@@ -546,6 +551,8 @@ class Book:
 
 def _capped(group: Group, weight_version: int) -> Group:
     """Work of the abandoned line of weights counts its lag from the mark, but for what awaits a later version."""
+    if group.ended_version > weight_version:
+        group = replace(group, ended_version=weight_version)
     if group.aged_from <= weight_version or group.target_version is not None:
         return group
     return replace(group, aged_from=weight_version, rewound_to=weight_version)

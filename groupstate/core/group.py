@@ -82,6 +82,8 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     sampled_lag: int = 0
     kept_lag: int | None = None
     """The lag that the group was sampled with, once its batch came back: it is sampled again with the same."""
+    ended_version: int = 0
+    """Weight version that was current when the group became terminal; 0 while it isn't."""
     last_seq: int = 0
     last_at_ns: int = 0
 
@@ -263,6 +265,7 @@ def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Gr
         aged_from=group.first_version if group.rewound_to is None else min(group.first_version, group.rewound_to),
         kept_lag=None,
         kept_empty=False,
+        ended_version=0,
         requeue_count=group.requeue_count + 1,
         rule_requeue_count=group.rule_requeue_count + event.by_rule,
     )

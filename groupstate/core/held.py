@@ -76,7 +76,10 @@ class DatasetUse:
 
 @attrs.define
 class Window:
-    """Counts of one partition since its previous batch was sampled."""
+    """Counts of one partition since its previous batch was sampled.
+
+    Each field is a number, a list or a `Counter`, and empty at first: that is all that `add` knows of them.
+    """
 
     evicted: Counter[str] = attrs.field(factory=Counter)
     """Groups per reason; a group with two reasons counts under both."""
@@ -91,16 +94,15 @@ class Window:
     sessions_failed: Counter[str] = attrs.field(factory=Counter)
     starved: Counter[str] = attrs.field(factory=Counter)
     """Signals of starvation per dataset."""
+    filtered_values: Counter[float] = attrs.field(factory=Counter)
+    """Groups evicted for zero variance, by the value that all their sessions share; without those that share none."""
 
     def add(self, other: "Window") -> None:
-        """Take in counts that were reported to nobody."""
-        self.evicted.update(other.evicted)
-        self.evicted_groups += other.evicted_groups
-        self.stale_lags = other.stale_lags + self.stale_lags
-        self.submitted += other.submitted
-        self.refills += other.refills
-        self.forfeited += other.forfeited
-        self.fenced += other.fenced
-        self.requeued += other.requeued
-        self.starved.update(other.starved)
-        self.sessions_failed.update(other.sessions_failed)
+        """Take in counts that were reported to nobody, whatever fields there are."""
+        for field in attrs.fields(Window):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                # What was counted earlier comes first.
+                setattr(self, field.name, theirs + mine)

@@ -361,6 +361,10 @@ class Checker:
         window = self._window(group.partition)
         window["evicted_groups"] += 1
         window.update(f"evicted/{reason}" for reason in event.reasons)
+        if "stale" in event.reasons:
+            window[f"evicted/stale with lag {event.lag}"] += 1
+        if event.shared_value is not None:
+            window[_filtered(event.shared_value)] += 1
         self._owed.extend([(name, group.needed)] * event.credit)
         self._lift(group)
         group.left_seq = self._seq
@@ -615,6 +619,10 @@ def _past(phase: Phase) -> str:
     return "failed" if phase is Phase.FAILURE else str(phase)
 
 
+def _filtered(value: float) -> str:
+    return f"evicted/zero_variance at {value + 0.0!r}"  # -0.0 is 0.0, here as in a Counter
+
+
 def _flat(window: Window) -> Counter[str]:
     counts = Counter(
         submitted=window.submitted,
@@ -627,6 +635,8 @@ def _flat(window: Window) -> Counter[str]:
     counts.update({f"evicted/{reason}": count for reason, count in window.evicted.items()})
     counts.update({f"starved/{dataset}": count for dataset, count in window.starved.items()})
     counts.update({f"failed/{kind}": count for kind, count in window.sessions_failed.items()})
+    counts.update(f"evicted/stale with lag {lag}" for lag in window.stale_lags)
+    counts.update({_filtered(value): count for value, count in window.filtered_values.items()})
     return +counts
 
 

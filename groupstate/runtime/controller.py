@@ -17,7 +17,7 @@ from groupstate.core.custom import Answer, CustomRule, WrongAnswer, checked
 from groupstate.core.evict import Evict, Missing, credit_of, doomed_by_age, is_doomed, is_stale, judged, newly_stale
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
-from groupstate.core.metrics import batch_metrics
+from groupstate.core.metrics import Tally, batch_tally
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import PerBatch, Slots
@@ -43,7 +43,11 @@ class Claim:
     groups: tuple[Group, ...]
     lags: tuple[int, ...]
     weight_version: int
-    metrics: dict[str, float]
+    tally: Tally
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.tally.flat()
 
 
 @attrs.define(eq=False)
@@ -393,11 +397,11 @@ class Controller:
     def _claim(self, request: OpenRequest, waiter: Waiter, groups: Sequence[Group]) -> None:
         lags = tuple(self.book.lag(group) for group in groups)
         version = self.book.weight_version
-        metrics = batch_metrics(request.partition, self.book.window(request.partition), groups, lags, version)
+        tally = batch_tally(request.partition, self.book.window(request.partition), groups, lags, version)
         ids = tuple(group.group_id for group in groups)
         batch = self.book.last_batch + 1
         seq = self.ledger.record(ev.BatchSampled(batch, request.request, request.partition, ids, version, lags))
-        waiter.claim = Claim(batch, seq, tuple(groups), lags, version, metrics)
+        waiter.claim = Claim(batch, seq, tuple(groups), lags, version, tally)
         self._answer(waiter)
 
     def _refuse(self) -> bool:

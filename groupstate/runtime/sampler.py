@@ -195,7 +195,7 @@ def check_partition(partition: str) -> None:
 
 def _batch(claim: Claim, partition: str, data: dict[int, bytes]) -> Batch:
     groups = tuple(_batch_group(g, lag, data) for g, lag in zip(claim.groups, claim.lags, strict=True))
-    return Batch(claim.batch, partition, groups, claim.weight_version, claim.metrics)
+    return Batch(claim.batch, partition, groups, claim.weight_version, claim.tally)
 
 
 def _batch_group(group: Group, lag: int, data: dict[int, bytes]) -> BatchGroup:

@@ -42,6 +42,7 @@ class Told:
     lag_when_sampled: int = 0
     kept_lag: int | None = None
     rewound_to: int | None = None
+    ended_version: int = 0
 
 
 class Model:
@@ -90,6 +91,7 @@ class Model:
         whole = finished == len(group.sessions)
         partial = self.survivors_min is not None and finished >= self.survivors_min
         group.phase = group.terminal = "finished" if whole or partial else "failure"
+        group.ended_version = self.version
         used = [version for tokens in group.tokens for version in tokens]
         if self.basis != "dispatch" and used:
             firsts = [tokens[0] for tokens in group.tokens if tokens]
@@ -108,6 +110,7 @@ class Model:
         group.version = group.stamp
         group.aged_from = group.stamp if group.rewound_to is None else min(group.stamp, group.rewound_to)
         group.phase, group.terminal, group.kept_lag = "pending", "", None
+        group.ended_version = 0
 
     def back(self, name: str) -> None:
         group = self.groups[name]
@@ -370,6 +373,8 @@ class History:
         self.model.mark_count = number
         for name, group in self.model.groups.items():
             live = group.phase not in ("evicted", "committed") or name in undone
+            if live:
+                group.ended_version = min(group.ended_version, version)
             if live and group.aged_from > version:
                 group.aged_from = group.rewound_to = version
             if name in undone:
@@ -418,6 +423,7 @@ class History:
         assert group.settled_count == sum(state in ("finished", "failed") for state in told.sessions)
         assert group.trajectory_count == sum(told.rows)
         assert (group.version, group.aged_from, group.stamp) == (told.version, told.aged_from, told.stamp)
+        assert group.ended_version == told.ended_version
 
     def compare_indexes(self, partition: str) -> None:
         model, book = self.model, self.book
