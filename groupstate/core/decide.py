@@ -228,10 +228,10 @@ def refills_now(book: Book, rules: Rules) -> int:
     """How many refills to submit now; what is owed beyond that waits for a place."""
     if rules.mode == "sync" and rules.drains and (not book.waiting() or draining(book, rules)):
         return 0
-    return max(0, min(len(book.credits), _refill_room(book, rules)))
+    return max(0, min(len(book.credits), refill_room(book, rules)))
 
 
-def _refill_room(book: Book, rules: Rules) -> int:
+def refill_room(book: Book, rules: Rules) -> int:
     """Places for refills: what the rules bound in flight by, less what is there."""
     in_flight, ready, owed = book.in_flight_count(), book.ready_count(), len(book.credits)
     rule = rules.admission_rule
