@@ -5,7 +5,8 @@ last one is recorded as events of sessions that are marked `observed`. No event 
 keep what is posted on the caller's thread: `MemoryLog`, or `FileLog(inline=True)`. One thread calls.
 
 Rule 1: a session's end is recorded only once its group's status is terminal: before that nobody knows whether its
-trajectories are all there. Then the ends of all sessions are recorded at once, in order.
+trajectories are all there. Then the ends of all sessions are recorded at once, in order. In a failed group a session
+without trajectories has failed: whether it ended well with none can't be told from a status.
 Rule 2: a listing is whole. What isn't in it any more was removed outside: a group in flight is lost by that, and one
 that was sampleable is evicted as damaged. A group in a batch may be removed at any time.
 Rule 3: what can't be true is passed over with one warning and harms no other group. A trajectory that can't be

@@ -795,7 +795,8 @@ class Pair:
             return str(error)
         if batch is not None:
             feed.commit(batch)
-        return batch and (batch.group_ids, batch.lags, batch.metrics)
+        # Why a session of a failed group has no trajectory is not in a status.
+        return batch and (batch.group_ids, batch.lags, {k: v for k, v in batch.metrics.items() if "failed" not in k})
 
     def take(self) -> None:
         assert self.direct.take_refills() == self.out.feed.take_refills()
