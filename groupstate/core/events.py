@@ -224,6 +224,8 @@ class SessionStarted(Event, tag=40, frozen=True):
     worker: str = ""
     weight_version: int | None = None
     """Version of the first token, where it is known at the start."""
+    observed: bool = False
+    """It was inferred from a status that a system outside reported; nobody here saw the session."""
 
 
 class SessionFinished(Event, tag=41, frozen=True):
@@ -232,6 +234,8 @@ class SessionFinished(Event, tag=41, frozen=True):
     attempt: int
     trajectories: tuple[TrajectoryRecord, ...] = ()
     payload: PayloadRef | None = None
+    observed: bool = False
+    """It was inferred from a status that a system outside reported; nobody here saw the session."""
 
 
 class SessionFailed(Event, tag=42, frozen=True):
@@ -242,6 +246,8 @@ class SessionFailed(Event, tag=42, frozen=True):
     message: str = ""
     retry_in_s: float | None = None
     """Seconds until the next attempt; None where there is none."""
+    observed: bool = False
+    """It was inferred from a status that a system outside reported; nobody here saw the session."""
 
 
 class ResultFenced(Event, tag=43, frozen=True):

@@ -47,11 +47,11 @@ def refills_now(book: Book, rules: Rules) -> int:
     """How many refills to submit now; what is owed beyond that waits for a place, or for a whole multiple."""
     if rules.drains and (not book.waiting() or draining(book, rules)):
         return 0
-    count = max(0, min(len(book.credits), _refill_room(book, rules)))
+    count = max(0, min(len(book.credits), refill_room(book, rules)))
     return count - count % rules.refill_multiple
 
 
-def _refill_room(book: Book, rules: Rules) -> int:
+def refill_room(book: Book, rules: Rules) -> int:
     """Places for refills: what the rules bound in flight by, less what is there."""
     in_flight, ready, owed = book.in_flight_count(), book.ready_count(), len(book.credits)
     rule = rules.admission_rule

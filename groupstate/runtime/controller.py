@@ -102,6 +102,8 @@ class Controller:
         self.runner: Runner | None = None
         self.admits = False
         """A rollout is running that may be given new prompts; else only refills and shortages are drawn."""
+        self.refills_outside = False
+        """Somebody outside finds the prompts for refills, so that credit is kept for him though there is no source."""
         self.closing = False
         self.dead: BaseException | None = None
         """Why the rollout ended, once it died."""
@@ -259,7 +261,7 @@ class Controller:
 
     def _forfeit(self) -> bool:
         found = forfeits(self.book, self.rules)
-        if found is None and self.book.credits and not self.drawing.possible:
+        if found is None and self.book.credits and not self.drawing.possible and not self.refills_outside:
             found = len(self.book.credits), "no source" if self.source is None else "source failed"
         if found is None:
             return False
@@ -457,10 +459,14 @@ class Controller:
         """A claim of which payloads can't be read goes back; the next round of the rules evicts what is damaged."""
         for group_id, text in damaged.items():
             log.warning("a payload can't be read, so its group is evicted", group=group_id, error=text)
-        self.damaged.update(damaged)
-        self._unjudged.update(dict.fromkeys(damaged))
+        self.mark_damaged(damaged)
         self.ledger.record(ev.BatchReturned(claim.batch, "damaged"))
         self.settle()
+
+    def mark_damaged(self, damaged: Mapping[str, str]) -> None:
+        """What can't be had of these groups any more; the next round of the rules evicts those that have ended."""
+        self.damaged.update(damaged)
+        self._unjudged.update(dict.fromkeys(damaged))
 
     def withdraw(self, waiter: Waiter, reason: str) -> None:
         """A sampler stopped waiting: what it had been given goes back. Why it stopped is not lost to a broken log."""

@@ -58,7 +58,7 @@ class Sampler:
             DamagedPayload: of a validation group; a damaged training group is evicted and another awaited.
             LogFailed: the log is broken.
         """
-        self._check(batch_size, partition)
+        self.check(batch_size, partition)
         if weight_version is not None:
             self._ledger.publish(weight_version)
         deadline = anyio.current_time() + timeout_s if timeout_s is not None else math.inf
@@ -127,7 +127,11 @@ class Sampler:
             dispatches=self._controller.admits,
         )
 
-    def _check(self, batch_size: int, partition: str) -> None:
+    def check(self, batch_size: int, partition: str) -> None:
+        """
+        Raises:
+            SampleError, BadSettings, RunIsClosed: such a batch can't be asked for now.
+        """
         check_partition(partition)
         if self._controller.closing:
             raise RunIsClosed("the run is closed; open it again to sample")

@@ -55,6 +55,9 @@ WORDS = [
     (ev.SessionStarted("a", 0, 1), "a/0: attempt 1"),
     (ev.SessionFinished("a", 0, 1, (ROW,)), "a/0: attempt 1, 1 trajectory, 3 tokens, of version 4 and 5, reward 0.5"),
     (ev.SessionFinished("a", 0, 1), "a/0: attempt 1, 0 trajectories"),
+    (ev.SessionStarted("a", 0, 1, observed=True), "a/0: attempt 1, observed"),
+    (ev.SessionFinished("a", 0, 1, observed=True), "a/0: attempt 1, observed, 0 trajectories"),
+    (ev.SessionFailed("a", 0, 1, "lost", "gone", observed=True), "a/0: attempt 1, observed, lost: gone"),
     (ev.SessionFailed("a", 0, 1, "timeout"), "a/0: attempt 1, timeout"),
     (ev.SessionFailed("a", 0, 1, "error", "boom\nbang", 0.5), "a/0: attempt 1, error, again in 0.5 s: boom bang"),
     (ev.ResultFenced("a", 0, 1, "finished", "gone"), "a/0: attempt 1, finished: gone"),
@@ -103,6 +106,7 @@ def test_a_record_as_an_object_has_every_field_by_name() -> None:
             }
         ],
         "payload": {"key": 1, "length": 2, "crc": 3},
+        "observed": False,
     }
 
 
