@@ -2,7 +2,7 @@
 
 It reads the same book as the rules, but nothing that the book keeps in order (no index, no count), only the groups
 themselves. A group's own counts and ranges are taken as they are, so what it costs is the looking alone. It must come
-to the decisions of `groupstate.core.decide`.
+to the decisions of `groupstate.core`'s `evict`, `supply` and `select`.
 """
 
 from collections import defaultdict
@@ -13,8 +13,8 @@ from typing import Final
 import attrs
 
 from groupstate.core.book import Book
-from groupstate.core.decide import Evict, Missing
 from groupstate.core.events import TRAIN, EvictReason
+from groupstate.core.evict import Evict, Missing
 from groupstate.core.group import Group, Range
 from groupstate.core.held import OpenRequest
 from groupstate.core.phases import Phase

@@ -8,7 +8,7 @@ are asked to do more.
 from benchmarks.held import Held, Rewards, flat, held, varied
 from benchmarks.measure import Measurement, Meter, Result, frozen_heap, interleaved, lines_run, ratio_of_pairs, seconds
 from benchmarks.rescan import Decision, rescan
-from groupstate.core import decide
+from groupstate.core import evict, select, supply
 from groupstate.core.book import Book
 from groupstate.core.phases import TERMINAL
 from groupstate.core.rules import Rules
@@ -53,7 +53,7 @@ def by_rescan(run: Held, rewards: Rewards, meter: Meter = seconds) -> Measuremen
         found: list[Decision] = []
         spent = meter(lambda: found.append(rescan(run.ledger.book, run.ledger.rules)))
         run.ledger.settle()
-        assert {evict.group_id for evict in found[0].evictions} == {name} - run.ledger.book.groups.keys()
+        assert {left.group_id for left in found[0].evictions} == {name} - run.ledger.book.groups.keys()
         _clear_up(run, name, rewards)
         return spent
 
@@ -74,26 +74,26 @@ def _clear_up(run: Held, name: str, rewards: Rewards) -> None:
 
 
 def by_indexes(book: Book, rules: Rules, damaged: dict[str, str] | None = None) -> Decision:
-    """What `groupstate.core.decide` makes of a book, in the shape of a rescan's answer."""
+    """What the incremental rules makes of a book, in the shape of a rescan's answer."""
     waiting = book.waiting()
     demand = waiting[0].size if waiting else None
     candidates = [group for group in book.groups.values() if group.phase in TERMINAL]
-    judgement = decide.judged(book, rules, candidates, demand=demand, damaged=damaged or {})
+    judgement = evict.judged(book, rules, candidates, demand=demand, damaged=damaged or {})
     picks = []
     for partition in book.partitions():
         for request in book.waiting(partition)[:1]:
-            if decide.why_not(book, rules, request) is None:
-                chosen = decide.selected(book, request)
-                rest = frozenset(evict.group_id for evict in decide.surplus(book, rules, request, chosen))
+            if select.why_not(book, rules, request) is None:
+                chosen = select.selected(book, rules, request)
+                rest = frozenset(left.group_id for left in select.surplus(book, rules, request, chosen))
                 picks.append((request.request, tuple(group.group_id for group in chosen), rest))
-    drawn = max(decide.shortage(book, rules), decide.admissible(book, rules))
+    drawn = max(supply.shortage(book, rules), supply.admissible(book, rules))
     return Decision(
         frozenset(judgement.evictions),
         frozenset(judgement.missing),
         frozenset(judgement.kept),
-        tuple(group.group_id for group in decide.newly_stale(book, rules)),
-        decide.forfeits(book, rules),
-        decide.refills_now(book, rules),
-        0 if decide.held_by_stale(book, rules) else drawn,
+        tuple(group.group_id for group in evict.newly_stale(book, rules)),
+        supply.forfeits(book, rules),
+        supply.refills_now(book, rules),
+        drawn if select.held_by_stale(book, rules) is None else 0,
         tuple(picks),
     )
