@@ -201,6 +201,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def verl_sync(
         cls,
         train_batch_size: int,
+        /,
         *,
         filter_groups_metric: str | None = None,
         max_inflight_gen_batches: int = 1,
@@ -244,6 +245,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def verl_async(
         cls,
         train_batch_size: int,
+        /,
         *,
         max_off_policy_threshold: int | None = 8,
         max_off_policy_strategy: Literal["drop", "wait"] = "drop",
@@ -292,6 +294,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def windowed(
         cls,
         batch_size: int,
+        /,
         *,
         max_staleness_versions: int = 1,
         sample_freshest_first: bool = False,
@@ -325,7 +328,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     @classmethod
-    def in_order(cls, batch_size: int, *, max_lookahead_versions: int = 1, **changes: Any) -> "Rules":
+    def in_order(cls, batch_size: int, /, *, max_lookahead_versions: int = 1, **changes: Any) -> "Rules":
         """NeMo-RL's `in_order` sampler: each group is made for one weight version, and sampled at that or never.
 
         Args:
@@ -352,6 +355,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def capacity(
         cls,
         batch_size: int,
+        /,
         *,
         max_head_offpolicyness: int = 0,
         max_concurrent_rollouts: int | None = None,

@@ -100,11 +100,13 @@ def short_of(book: Book, rules: Rules, wanted: int) -> int:
 
 
 def _coming(book: Book, rules: Rules) -> int:
-    """Refills that will come by themselves and could be sampled now."""
+    """Refills that will come by themselves and could be sampled now.
+
+    What is less than a whole multiple may yet be added to while groups are in flight; then it is left over."""
     owed = len(book.credits)
     if rules.targets_versions:
         owed = sum(_refill_target(book, credit) == book.weight_version for credit in book.credits)
-    return owed - owed % rules.refill_multiple
+    return owed if book.in_flight_count() else owed - owed % rules.refill_multiple
 
 
 def admissible(book: Book, rules: Rules) -> int:
