@@ -6,7 +6,7 @@ Rule 2: `from_bytes(to_bytes(batch))` equals the batch, number for number.
 
 import array
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,14 +14,33 @@ import msgspec
 import msgspec.structs
 
 from groupstate.core.events import VersionSpan
+from groupstate.core.metrics import Tally
 from groupstate.core.prompt import Prompt
 from groupstate.core.trajectory import Trajectory
-from groupstate.errors import BadInput
+from groupstate.errors import BadInput, BadSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from groupstate.tensors import Advantages, Layout
+
+
+def merged_metrics(batches: "Iterable[Batch]") -> dict[str, float]:
+    """Metrics of several batches as if they had been one, for instance of all since weights were last published.
+
+    Counts are added up, means are weighted by what they are means of, and of maxima and minima the outermost stay.
+    Batches of both partitions may be given: their names differ.
+
+    Raises:
+        BadSettings: no batch is given.
+    """
+    tallies = [batch.tally for batch in batches]
+    if not tallies:
+        raise BadSettings("there is nothing to merge: give at least one batch")
+    found: dict[str, float] = {}
+    for partition in sorted({tally.partition for tally in tallies}):
+        found |= Tally.merged(tally for tally in tallies if tally.partition == partition).flat()
+    return found
 
 
 @attrs.frozen
@@ -74,7 +93,18 @@ class Batch:
     groups: tuple[BatchGroup, ...]
     weight_version: int
     """The trainer's version when the batch was sampled."""
-    metrics: dict[str, float]
+    tally: Tally = attrs.field(repr=False)
+    """The batch's metrics in the form that merges; `merged_metrics` does it for several batches."""
+    metrics: dict[str, float] = attrs.field(init=False, eq=False)
+    """What happened since the previous batch, and what is in this one, by name: `tally.flat()`."""
+
+    @tally.default
+    def _no_tally(self) -> Tally:
+        return Tally(self.partition)
+
+    @metrics.default
+    def _flat_tally(self) -> dict[str, float]:
+        return self.tally.flat()
 
     @property
     def group_ids(self) -> list[str]:
@@ -91,10 +121,11 @@ class Batch:
     def to_bytes(self) -> bytes:
         """For other ranks of the trainer; `Batch.from_bytes` gives an equal batch back.
 
-        What a prompt or `info` holds comes back as msgpack keeps it: a tuple as a list.
+        What a prompt or `info` holds comes back as msgpack keeps it: a tuple as a list. `metrics` comes back as
+        `tally` has them: what was put into the dict later stays here.
 
         Raises:
-            TypeError: `metrics`, `info` or a prompt of a batch made by hand holds what msgpack doesn't know.
+            TypeError: `tally`, `info` or a prompt of a batch made by hand holds what msgpack doesn't know.
         """
         return msgspec.msgpack.encode(_to_wire(self))
 
@@ -216,12 +247,12 @@ class _WireGroup(msgspec.Struct, array_like=True, frozen=True):
     prompt: _WirePrompt | None
 
 
-class _WireBatch(msgspec.Struct, array_like=True, frozen=True, tag="groupstate-batch-1"):
+class _WireBatch(msgspec.Struct, array_like=True, frozen=True, tag="groupstate-batch-2"):
     number: int
     partition: str
     groups: tuple[_WireGroup, ...]
     weight_version: int
-    metrics: dict[str, float]
+    tally: Tally
 
 
 _wire_decoder = msgspec.msgpack.Decoder(_WireBatch)
@@ -242,7 +273,7 @@ def _to_wire(batch: Batch) -> _WireBatch:
         )
         for group in batch.groups
     )
-    return _WireBatch(batch.number, batch.partition, groups, batch.weight_version, dict(batch.metrics))
+    return _WireBatch(batch.number, batch.partition, groups, batch.weight_version, batch.tally)
 
 
 def _from_wire(wire: _WireBatch) -> Batch:
@@ -260,7 +291,7 @@ def _from_wire(wire: _WireBatch) -> Batch:
         )
         for group in wire.groups
     )
-    return Batch(wire.number, wire.partition, groups, wire.weight_version, wire.metrics)
+    return Batch(wire.number, wire.partition, groups, wire.weight_version, wire.tally)
 
 
 def _to_wire_prompt(prompt: Prompt) -> _WirePrompt:

@@ -132,6 +132,10 @@ class SamplerBusy(SampleError):
     """A second sampler in a partition that serves one at a time."""
 
 
+class CustomRuleError(SampleError):
+    """A selection rule of the user's own raised, or said what can't be done. Nothing of its answer was taken."""
+
+
 class RolloutDied(SampleError):
     """The rollout ended with an error, so what a sampler waits for will not come."""
 

@@ -25,7 +25,8 @@ from groupstate.core.rules import Rules, Slots
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import BadInput, BadSettings, NotARun, NotEnoughGroups
 from groupstate.log.rundir import RunDir
-from groupstate.runtime.run import Run, open_run
+from groupstate.runtime.opening import open_run
+from groupstate.runtime.run import Run
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.sources import as_source
 

@@ -2,7 +2,8 @@
 
 Rule 1: only `apply` changes it, and only after everything that could be wrong was checked.
 Rule 2: applying an event costs the same however many groups are held.
-Rule 3: nothing here reads a rule, but `basis`, which the log itself carries.
+Rule 3: nothing here reads a rule, but the few that say how groups are kept in order (`_in_force`); the log
+carries them.
 """
 
 import hashlib
@@ -16,8 +17,8 @@ from msgspec.structs import replace
 
 from groupstate.core import events as ev
 from groupstate.core.group import Group, evolve, submitted, versions_used
-from groupstate.core.held import UNDELIVERED, Credit, Mark, OpenBatch, OpenRequest, Window
-from groupstate.core.phases import TERMINAL, Phase, next_phase
+from groupstate.core.held import UNDELIVERED, Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
+from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, next_phase
 from groupstate.core.shelf import Shelf, has_rows
 from groupstate.errors import BadMark, DuplicateGroup, UnknownBatch, UnknownGroup
 
@@ -42,6 +43,11 @@ class Book:
         self.windows: dict[ev.Partition, Window] = {}
         self.totals: Counter[str] = Counter()
         self.datasets: dict[str, Counter[str]] = {}
+        self.uses: dict[str, DatasetUse] = {}
+        """Training groups by dataset."""
+        self.targets: Counter[int] = Counter()
+        """Training groups submitted and not evicted, by the weight version that they are made for; from the
+        lowest version on that the run may come to (again)."""
         self.run_id = ""
         self.rules: dict[str, Any] = {}
         self.weight_version = 0
@@ -53,6 +59,8 @@ class Book:
         self.last_mark = 0
         self.source_position = 0
         """Index of the first prompt of the source that was not submitted yet."""
+        self.source_positions: dict[str, int] = {}
+        """The same by dataset, for a source of several."""
         self.source_exhausted = False
         self.held_reason = ""
         self.closed = False
@@ -61,6 +69,8 @@ class Book:
         self._windows_out: dict[int, Window] = {}
         """What the batches that are out reported, in case they never reach anybody."""
         self._basis = "dispatch"
+        self._keeps_empty = False
+        self._classes: frozenset[str] = frozenset()
         self._shelves: dict[ev.Partition, Shelf] = {}
         self._committed_at: deque[tuple[int, str]] = deque()
 
@@ -106,13 +116,27 @@ class Book:
         """Terminal groups that can be sampled, oldest first (version, then submission)."""
         return (self.groups[key[2]] for key in self._look(partition).ready)
 
-    def by_age(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Group]:
-        """Those of them whose lag grows with the current version, highest lag first."""
-        return (self.groups[key[2]] for key in self._look(partition).aging)
+    def freshest(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Group]:
+        """The same groups, newest version first (then submission)."""
+        return map(self.groups.__getitem__, self._look(partition).freshest())
 
-    def oldest_in_flight(self, partition: ev.Partition = ev.TRAIN) -> Group | None:
-        keys = self._look(partition).in_flight
-        return self.groups[keys[0][2]] if keys else None
+    def ready_at(self, version: int, partition: ev.Partition = ev.TRAIN) -> Iterator[Group]:
+        """Those of them that were made for one weight version, in the order of submission."""
+        return map(self.groups.__getitem__, self._look(partition).ready_at(version))
+
+    def ready_count_at(self, version: int, partition: ev.Partition = ev.TRAIN) -> int:
+        return self._look(partition).ready_count_at(version)
+
+    def in_flight_count_at(self, version: int, partition: ev.Partition = ev.TRAIN) -> int:
+        return self._look(partition).in_flight.count_at(version)
+
+    def by_age(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Iterator[Group]]:
+        """Sampleable groups whose lag grows with the current version, highest lag first; apart by lag bound."""
+        return (map(self.groups.__getitem__, ids) for _, ids in self._look(partition).aging.by_class())
+
+    def in_flight_by_age(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Iterator[Group]]:
+        """Groups in flight, highest lag first; apart by lag bound."""
+        return (map(self.groups.__getitem__, ids) for _, ids in self._look(partition).in_flight.by_class())
 
     def waiting(self, partition: ev.Partition = ev.TRAIN) -> list[OpenRequest]:
         """Waiting `sample()` calls in order of arrival."""
@@ -173,8 +197,8 @@ class Book:
             "aside": [msgspec.to_builtins(group) for group in self.aside.values()],
             "departed": {key: str(phase) for key, phase in self.departed.items()},
             "ready": {name: [list(key) for key in shelf.ready] for name, shelf in sorted(self._shelves.items())},
-            "aging": {name: [list(key) for key in shelf.aging] for name, shelf in sorted(self._shelves.items())},
-            "in_flight": {name: [list(k) for k in shelf.in_flight] for name, shelf in sorted(self._shelves.items())},
+            "aging": {name: shelf.aging.state() for name, shelf in sorted(self._shelves.items())},
+            "in_flight": {name: shelf.in_flight.state() for name, shelf in sorted(self._shelves.items())},
             "phases": {
                 name: {str(phase): list(ids) for phase, ids in shelf.phases.items()}
                 for name, shelf in sorted(self._shelves.items())
@@ -186,6 +210,8 @@ class Book:
             "windows": {name: attrs.asdict(window) for name, window in sorted(self.windows.items())},
             "totals": dict(sorted(self.totals.items())),
             "datasets": {name: dict(sorted(c.items())) for name, c in sorted(self.datasets.items())},
+            "uses": {name: attrs.astuple(use) for name, use in sorted(self.uses.items())},
+            "targets": sorted(self.targets.items()),
             "run": [
                 self.run_id,
                 self.rules,
@@ -196,6 +222,7 @@ class Book:
                 self.last_batch,
                 self.last_mark,
                 self.source_position,
+                dict(sorted(self.source_positions.items())),
                 self.source_exhausted,
                 self.held_reason,
                 self.closed,
@@ -220,7 +247,7 @@ class Book:
     def _shelf(self, partition: ev.Partition) -> Shelf:
         shelf = self._shelves.get(partition)
         if shelf is None:
-            shelf = self._shelves[partition] = Shelf()
+            shelf = self._shelves[partition] = Shelf(self._classes)
         return shelf
 
     def _live(self, group_id: str, kind: type[ev.Event]) -> Group:
@@ -240,11 +267,18 @@ class Book:
         self.groups[after.group_id] = after
 
     def _aged(self, before: Group, after: Group) -> Group:
-        """A group that has just become terminal counts its lag from what the basis says."""
-        if self._basis == "dispatch" or before.phase in TERMINAL or after.phase not in TERMINAL:
+        """A group that has just become terminal keeps the version of then, and counts its lag from what the basis
+        says."""
+        if before.phase not in IN_FLIGHT or after.phase not in TERMINAL:
             return after
-        used = versions_used(after)
-        if used is None or before.phase is Phase.SAMPLED:
+        kept_empty = self._keeps_empty and after.phase is Phase.FAILURE and not after.trajectory_count
+        after = replace(
+            after,
+            ended_version=self.weight_version,
+            kept_empty=kept_empty and after.partition == ev.TRAIN,
+        )
+        used = None if self._basis in {"dispatch", "target_version"} else versions_used(after)
+        if used is None:
             return after
         first, oldest, newest = used
         version = {"first_token": first, "oldest_token": oldest, "newest_token": newest}[self._basis]
@@ -281,6 +315,22 @@ class Book:
             self.totals["refills"] += 1
             window.refills += 1
         self.source_position = max(self.source_position, event.source_position + 1)
+        if event.source_position >= 0:
+            known = self.source_positions.get(event.dataset, 0)
+            self.source_positions[event.dataset] = max(known, event.source_position + 1)
+        if group.partition == ev.TRAIN:
+            self._used_more(group)
+
+    def _used_more(self, group: Group) -> None:
+        """A training group was submitted."""
+        if group.target_version is not None:
+            self.targets[group.target_version] += 1
+        use = self.uses.setdefault(group.dataset, DatasetUse())
+        if not use.open and not use.new:
+            use.version = use.told_version = self.weight_version
+        use.submitted += 1
+        use.open += 1
+        use.new += 1
 
     def _evicted(self, event: ev.GroupEvicted, seq: int, at_ns: int) -> None:
         before = self._live(event.group_id, ev.GroupEvicted)
@@ -290,7 +340,14 @@ class Book:
         self.totals["evicted"] += 1
         self.totals["credit"] += event.credit
         self._dataset(before.dataset)["evicted"] += 1
-        self.credits.extend([Credit(before.size, before.dataset, before.group_id)] * event.credit)
+        self.credits.extend(
+            [Credit(before.needed, before.dataset, before.group_id, before.target_version)] * event.credit
+        )
+        if before.partition == ev.TRAIN:
+            self.uses[before.dataset].evicted += 1
+            self.uses[before.dataset].open -= 1
+            if before.target_version is not None and before.target_version in self.targets:
+                self.targets[before.target_version] -= 1
         window = self._count_in(before.partition)
         window.evicted_groups += 1
         for reason in event.reasons:
@@ -298,6 +355,8 @@ class Book:
             self.totals[f"evicted/{reason}"] += 1
         if "stale" in event.reasons:
             window.stale_lags.append(event.lag)
+        if event.shared_value is not None:
+            window.filtered_values[event.shared_value] += 1
 
     def _fenced(self, event: ev.ResultFenced, seq: int, at_ns: int) -> None:
         _check_fenced(self, event)
@@ -328,6 +387,7 @@ class Book:
     def _requeued(self, event: ev.GroupRequeued, seq: int, at_ns: int) -> None:
         before = self._live(event.group_id, ev.GroupRequeued)
         self._put(before, evolve(before, event, seq, at_ns))
+        self._count_in(before.partition).requeued += event.by_rule
         self.released += [session.payload for session in before.sessions if session.payload is not None]
 
     # Batches
@@ -350,6 +410,7 @@ class Book:
             after = replace(evolve(group, event, seq, at_ns), batch=event.batch, sampled_lag=lag)
             self._put(group, after)
             self._dataset(group.dataset)["sampled"] += 1
+            self._opened(group, -1)
         del self.requests[event.request]
         self.batches[event.batch] = OpenBatch(
             event.batch, event.partition, event.group_ids, event.lags, event.weight_version, seq
@@ -368,11 +429,23 @@ class Book:
         for group_id in batch.group_ids:
             group = self.groups[group_id]
             self._put(group, self._back(group, evolve(group, event, seq, at_ns)))
+            self._opened(group, 1)
         self.totals["batches_returned"] += 1
 
-    @staticmethod
-    def _back(before: Group, after: Group) -> Group:
-        return replace(after, kept_lag=before.sampled_lag, batch=0, sampled_lag=0)
+    def _opened(self, group: Group, one: int) -> None:
+        """A training group has gone into a batch, or come out of one."""
+        if group.partition != ev.TRAIN:
+            return
+        use = self.uses[group.dataset]
+        use.open += one
+        if one < 0:
+            use.new = 0
+            use.version = use.told_version = self.weight_version
+
+    def _back(self, before: Group, after: Group) -> Group:
+        """A group made for one version keeps no lag: it is sampled at that version, or never."""
+        kept = None if self._basis == "target_version" else before.sampled_lag
+        return replace(after, kept_lag=kept, batch=0, sampled_lag=0)
 
     def _committed(self, event: ev.BatchCommitted, seq: int, at_ns: int) -> None:
         batch = _check_batch(self, event, "commit")
@@ -408,12 +481,29 @@ class Book:
     def _in_force(self, rules: dict[str, Any], weight_version: int, lineage: int) -> None:
         self.rules = rules
         self._basis = rules.get("basis", "dispatch")
+        self._keeps_empty = rules.get("mode") == "sync" and rules.get("empty") == "keep"
+        own = rules.get("datasets", {})
+        classes = frozenset(name for name, settings in own.items() if settings.get("lag_max") is not None)
+        if classes != self._classes:
+            self._classes = classes
+            for partition, shelf in self._shelves.items():
+                shelf.classify(classes, (g for g in self.groups.values() if g.partition == partition))
         self.weight_version = weight_version
         self.lineage = lineage
 
     def _published(self, event: ev.WeightsPublished, seq: int, at_ns: int) -> None:
         self.weight_version = event.weight_version
         self.lineage = event.lineage
+        needed_from = min([event.weight_version, *(mark.weight_version for mark in self.marks)])
+        for version in [version for version in self.targets if version < needed_from]:
+            del self.targets[version]
+
+    def _starved(self, event: ev.DatasetStarved, seq: int, at_ns: int) -> None:
+        _check_starved(self, event)
+        use = self.uses[event.dataset]
+        use.told_version, use.new = self.weight_version, 0
+        self.totals["starved"] += 1
+        self._count_in(ev.TRAIN).starved[event.dataset] += 1
 
     def _exhausted(self, event: ev.SourceExhausted, seq: int, at_ns: int) -> None:
         self.source_exhausted = True
@@ -449,15 +539,21 @@ class Book:
             self._shelf(after.partition).add(after)
             self._dataset(after.dataset)["committed"] -= 1
             self.totals[f"committed/{after.partition}"] -= 1
+            self._opened(after, 1)
         self.totals["committed"] -= len(undone)
+        for use in self.uses.values():
+            use.version = min(use.version, self.weight_version)
+            use.told_version = min(use.told_version, self.weight_version)
 
     def _closed(self, event: ev.RunClosed, seq: int, at_ns: int) -> None:
         self.closed = True
 
 
 def _capped(group: Group, weight_version: int) -> Group:
-    """Work of the abandoned line of weights counts its lag from the mark."""
-    if group.aged_from <= weight_version:
+    """Work of the abandoned line of weights counts its lag from the mark, but for what awaits a later version."""
+    if group.ended_version > weight_version:
+        group = replace(group, ended_version=weight_version)
+    if group.aged_from <= weight_version or group.target_version is not None:
         return group
     return replace(group, aged_from=weight_version, rewound_to=weight_version)
 
@@ -481,6 +577,10 @@ def _check_requested(book: Book, event: ev.BatchRequested) -> None:
 
 def _check_request_cancelled(book: Book, event: ev.BatchRequestCancelled) -> None:
     assert event.request in book.requests
+
+
+def _check_starved(book: Book, event: ev.DatasetStarved) -> None:
+    assert event.dataset in book.uses
 
 
 def _check_forfeited(book: Book, event: ev.RefillForfeited) -> None:
@@ -519,6 +619,7 @@ _CHECKS: dict[type[ev.Event], Check] = {
     ev.GroupSubmitted: _check_submitted,
     ev.ResultFenced: _check_fenced,
     ev.RefillForfeited: _check_forfeited,
+    ev.DatasetStarved: _check_starved,
     ev.BatchRequested: _check_requested,
     ev.BatchRequestCancelled: _check_request_cancelled,
     ev.BatchSampled: _check_sampled,
@@ -532,6 +633,7 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
     ev.WeightsPublished: Book._published,
     ev.SourceExhausted: Book._exhausted,
     ev.AdmissionHeld: Book._held,
+    ev.DatasetStarved: Book._starved,
     ev.CheckpointMarked: Book._marked,
     ev.RunRecovered: Book._recovered,
     ev.RunRewound: Book._rewound,

@@ -26,8 +26,9 @@ left the book.
 """
 
 EvictReason: TypeAlias = Literal[
-    "cancelled", "damaged", "empty", "failed", "stale", "surplus", "too_few", "zero_variance"
+    "cancelled", "custom", "damaged", "empty", "failed", "stale", "surplus", "too_few", "zero_variance"
 ]
+"""Why a group left untrained. `custom` is for rules of the user's own, which say why in the event's message."""
 Partition: TypeAlias = str
 Cause: TypeAlias = Literal["submit", "admission", "refill"]
 """Who asked for a group: the user's `submit`, the rollout's own admission, or an eviction's credit."""
@@ -141,6 +142,18 @@ class RunClosed(Event, tag=8, frozen=True):
     reason: str = ""
 
 
+class DatasetStarved(Event, tag=9, frozen=True):
+    """A dataset that was submitted has had no group sampled for too long. Written again after as long once more."""
+
+    dataset: str
+    versions: int
+    """Weight versions since one of its groups was sampled, or since it was first submitted."""
+    open_groups: int = 0
+    """Its training groups in flight and terminal."""
+    evicted: int = 0
+    """Its groups evicted in all."""
+
+
 # Groups ---------------------------------------------------------------------------------------------
 
 
@@ -159,6 +172,9 @@ class GroupSubmitted(Event, tag=20, frozen=True):
     prompt_length: int = 0
     """Characters of the encoded prompt."""
     target_version: int | None = None
+    """The one version at which the group may be sampled, where the rules select by it."""
+    oversample: int = 0
+    """How many of the `size` sessions are beyond those that the group needs."""
 
 
 class GroupFinished(Event, tag=21, frozen=True):
@@ -189,6 +205,8 @@ class GroupRequeued(Event, tag=24, frozen=True):
 
     group_id: str
     reason: str = ""
+    by_rule: bool = False
+    """The rules start a failed group over, and count how often."""
 
 
 class RefillForfeited(Event, tag=25, frozen=True):
@@ -206,6 +224,8 @@ class SessionStarted(Event, tag=40, frozen=True):
     worker: str = ""
     weight_version: int | None = None
     """Version of the first token, where it is known at the start."""
+    observed: bool = False
+    """It was inferred from a status that a system outside reported; nobody here saw the session."""
 
 
 class SessionFinished(Event, tag=41, frozen=True):
@@ -214,6 +234,8 @@ class SessionFinished(Event, tag=41, frozen=True):
     attempt: int
     trajectories: tuple[TrajectoryRecord, ...] = ()
     payload: PayloadRef | None = None
+    observed: bool = False
+    """It was inferred from a status that a system outside reported; nobody here saw the session."""
 
 
 class SessionFailed(Event, tag=42, frozen=True):
@@ -224,6 +246,8 @@ class SessionFailed(Event, tag=42, frozen=True):
     message: str = ""
     retry_in_s: float | None = None
     """Seconds until the next attempt; None where there is none."""
+    observed: bool = False
+    """It was inferred from a status that a system outside reported; nobody here saw the session."""
 
 
 class ResultFenced(Event, tag=43, frozen=True):
@@ -276,6 +300,7 @@ AnyEvent: TypeAlias = (
     | RunRecovered
     | RunRewound
     | RunClosed
+    | DatasetStarved
     | GroupSubmitted
     | GroupFinished
     | GroupFailed

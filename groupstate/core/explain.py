@@ -3,11 +3,11 @@
 import attrs
 
 from groupstate.core.book import Book
-from groupstate.core.decide import held_by_stale, why_not
 from groupstate.core.events import TRAIN
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
 from groupstate.core.rules import Rules
+from groupstate.core.select import held_by_stale, in_flight_for, ready_for, why_not
 
 IN_FLIGHT_SHOWN_MAX = 8
 """Groups in flight that an explanation lists, oldest first; the rest is a number."""
@@ -87,7 +87,7 @@ def explain(
     return Explanation(
         partition=partition,
         needed=request.size if request else 0,
-        sampleable=book.ready_count(partition),
+        sampleable=ready_for(book, rules, partition),
         in_flight_count=len(oldest),
         in_flight=tuple(_in_flight(book, group, now_ns) for group in oldest[:IN_FLIGHT_SHOWN_MAX]),
         refills_owed=len(book.credits),
@@ -117,9 +117,9 @@ def _ways(book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, d
     if in_flight:
         runner = "the rollout runs them" if dispatches else "whoever dispatches them must report their end"
         ways.append(f"sessions in flight must end ({runner}); run.cancel(group) gives a group up")
-    if held_by_stale(book, rules) and request.partition == TRAIN:
+    if held_by_stale(book, rules, request.partition) is not None:
         ways.append("the group at the lag bound must end before anything is sampled (on_stale='wait')")
-    missing = request.size - book.ready_count(request.partition) - in_flight
+    missing = request.size - ready_for(book, rules, request.partition) - in_flight_for(book, rules, request.partition)
     if missing > 0:
         groups = "1 group" if missing == 1 else f"{missing} groups"
         if request.partition != TRAIN or not has_source:

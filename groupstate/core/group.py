@@ -39,7 +39,7 @@ class Session(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Group(msgspec.Struct, array_like=True, frozen=True):
     group_id: str
     size: int
-    """Sessions."""
+    """Sessions, those beyond what the group needs included."""
     phase: Phase
     partition: ev.Partition
     dataset: str
@@ -70,14 +70,37 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     partial: bool = False
     cancelled: bool = False
     requeue_count: int = 0
+    rule_requeue_count: int = 0
+    """Requeues by the rules, among them."""
+    oversample: int = 0
+    """Sessions beyond those that the group needs."""
+    kept_empty: bool = False
+    """It failed without a trajectory, and the rules keep it sampleable all the same."""
     rewound_to: int | None = None
     """Version of the mark that the run went back to while the group was made for a later one."""
     batch: int = 0
     sampled_lag: int = 0
     kept_lag: int | None = None
     """The lag that the group was sampled with, once its batch came back: it is sampled again with the same."""
+    ended_version: int = 0
+    """Weight version that was current when the group became terminal; 0 while it isn't."""
     last_seq: int = 0
     last_at_ns: int = 0
+
+    @property
+    def first_version(self) -> int:
+        """What the group counts from before any token is known: its target, where it has one, else the stamp."""
+        return self.stamp if self.target_version is None else self.target_version
+
+    @property
+    def needed(self) -> int:
+        """Finished sessions that make the group whole."""
+        return self.size - self.oversample
+
+    @property
+    def filled(self) -> bool:
+        """It has all the finished sessions that it needs."""
+        return self.finished_count >= self.needed
 
     @property
     def settled(self) -> bool:
@@ -105,8 +128,8 @@ def submitted(event: ev.GroupSubmitted, seq: int, at_ns: int) -> Group:
         partition=event.partition,
         dataset=event.dataset,
         stamp=event.weight_version,
-        version=event.weight_version,
-        aged_from=event.weight_version,
+        version=event.weight_version if event.target_version is None else event.target_version,
+        aged_from=event.weight_version if event.target_version is None else event.target_version,
         submitted_seq=seq,
         submitted_at_ns=at_ns,
         cause=event.cause,
@@ -115,6 +138,7 @@ def submitted(event: ev.GroupSubmitted, seq: int, at_ns: int) -> Group:
         prompt_length=event.prompt_length,
         target_version=event.target_version,
         sessions=(Session(),) * event.size,
+        oversample=event.oversample,
         last_seq=seq,
         last_at_ns=at_ns,
     )
@@ -237,10 +261,13 @@ def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Gr
         terminal_seq=0,
         partial=False,
         cancelled=False,
-        version=group.stamp,
-        aged_from=group.stamp if group.rewound_to is None else min(group.stamp, group.rewound_to),
+        version=group.first_version,
+        aged_from=group.first_version if group.rewound_to is None else min(group.first_version, group.rewound_to),
         kept_lag=None,
+        kept_empty=False,
+        ended_version=0,
         requeue_count=group.requeue_count + 1,
+        rule_requeue_count=group.rule_requeue_count + event.by_rule,
     )
 
 
@@ -259,11 +286,11 @@ def terminal_event(
 ) -> ev.GroupFinished | ev.GroupFailed | None:
     """What the ledger must write behind the end of a session: None until all siblings have settled.
 
-    A group is finished when every session finished, or, with `survivors_min`, when at least so many did.
+    A group is finished when as many sessions finished as it needs, or, partially, at least `survivors_min`.
     """
     if not group.settled or group.terminal is not None:
         return None
-    if group.finished_count == group.size:
+    if group.filled:
         return ev.GroupFinished(group.group_id)
     if cancelled:
         return ev.GroupFailed(group.group_id, cancelled=True)

@@ -39,8 +39,10 @@ class Credit:
     """One refill that an eviction earned and that is still to be submitted."""
 
     size: int
+    """Sessions that the evicted group needed."""
     dataset: str
     evicted: str
+    target_version: int | None = None
 
 
 @attrs.frozen
@@ -53,8 +55,31 @@ class Mark:
 
 
 @attrs.define
+class DatasetUse:
+    """Training groups of one dataset, for shares and the signal of starvation."""
+
+    submitted: int = 0
+    evicted: int = 0
+    open: int = 0
+    """In flight or terminal."""
+    new: int = 0
+    """Submitted since one was sampled, or since the dataset was last called starved."""
+    version: int = 0
+    """Weight version when one was last sampled, or when the dataset was first submitted."""
+    told_version: int = 0
+    """Weight version from which the next signal counts."""
+
+    @property
+    def kept(self) -> int:
+        return self.submitted - self.evicted
+
+
+@attrs.define
 class Window:
-    """Counts of one partition since its previous batch was sampled."""
+    """Counts of one partition since its previous batch was sampled.
+
+    Each field is a number, a list or a `Counter`, and empty at first: that is all that `add` knows of them.
+    """
 
     evicted: Counter[str] = attrs.field(factory=Counter)
     """Groups per reason; a group with two reasons counts under both."""
@@ -64,15 +89,20 @@ class Window:
     refills: int = 0
     forfeited: int = 0
     fenced: int = 0
+    requeued: int = 0
+    """Failed groups that the rules started over."""
     sessions_failed: Counter[str] = attrs.field(factory=Counter)
+    starved: Counter[str] = attrs.field(factory=Counter)
+    """Signals of starvation per dataset."""
+    filtered_values: Counter[float] = attrs.field(factory=Counter)
+    """Groups evicted for zero variance, by the value that all their sessions share; without those that share none."""
 
     def add(self, other: "Window") -> None:
-        """Take in counts that were reported to nobody."""
-        self.evicted.update(other.evicted)
-        self.evicted_groups += other.evicted_groups
-        self.stale_lags = other.stale_lags + self.stale_lags
-        self.submitted += other.submitted
-        self.refills += other.refills
-        self.forfeited += other.forfeited
-        self.fenced += other.fenced
-        self.sessions_failed.update(other.sessions_failed)
+        """Take in counts that were reported to nobody, whatever fields there are."""
+        for field in attrs.fields(Window):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                # What was counted earlier comes first.
+                setattr(self, field.name, theirs + mine)

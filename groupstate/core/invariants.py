@@ -17,6 +17,7 @@ from groupstate.core.book import Book
 from groupstate.core.held import UNDELIVERED, Window
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase
 from groupstate.core.rules import Capacity, Rules, Slots, rules_from_dict
+from groupstate.core.tracked import Tracked
 from groupstate.errors import BadSettings
 
 INVARIANTS: Final[dict[int, str]] = {
@@ -49,84 +50,6 @@ class Violation:
         return f"event {self.seq}: invariant {self.invariant}: {self.text}"
 
 
-@attrs.define(eq=False)
-class _Tracked:
-    """A group as its events tell."""
-
-    group_id: str
-    size: int
-    partition: ev.Partition
-    stamp: int
-    submitted_seq: int
-    aged_from: int
-    phase: Phase = Phase.PENDING
-    attempts: list[int] = attrs.field(factory=list)
-    """Latest attempt per session."""
-    outcomes: list[str] = attrs.field(factory=list)
-    """How the latest attempt of each session ended; empty while it hasn't."""
-    rows: int = 0
-    first_version: int | None = None
-    oldest_version: int | None = None
-    newest_version: int | None = None
-    ending: Phase = Phase.FINISHED
-    """Where it goes back to when it comes back from a batch."""
-    left_seq: int = 0
-    """The event that ended it, evicted it or put it into a batch: the last one of these."""
-    batch: int = 0
-    sampled_lag: int = 0
-    kept_lag: int | None = None
-    """The lag of the batch that it came back from."""
-    rewound_to: int | None = None
-    """The mark's version, where the run went back to one that the group was too new for."""
-    starts: dict[int, int | None] = attrs.field(factory=dict)
-    """Version of the first token per session, where it was known at the start."""
-
-    def begin(self, attempts: list[int]) -> None:
-        self.attempts = attempts
-        self.outcomes = [""] * self.size
-        self.rows = 0
-        self.kept_lag = None
-        self.starts = {}
-        self.first_version = self.oldest_version = self.newest_version = None
-
-    @property
-    def unsettled(self) -> list[int]:
-        return [number for number, outcome in enumerate(self.outcomes) if not outcome]
-
-    @property
-    def is_ready(self) -> bool:
-        return self.phase in TERMINAL and (self.rows > 0 or self.partition == ev.VALIDATION)
-
-    def take_rows(self, session: int, rows: tuple[ev.TrajectoryRecord, ...]) -> None:
-        """Count a session's rows, and the versions of its tokens: without spans the one known at its start."""
-        self.rows += len(rows)
-        versions = [span.weight_version for row in rows for span in row.spans]
-        started = self.starts.get(session)
-        if rows and not versions and started is not None:
-            versions = [started]
-        if versions:
-            self.first_version = _least(self.first_version, versions[0])
-            self.oldest_version = _least(self.oldest_version, min(versions))
-            self.newest_version = max(
-                max(versions), versions[0] if self.newest_version is None else self.newest_version
-            )
-
-    def age(self, basis: str) -> None:
-        """Count the lag from what the rules' basis says, now that the group has ended."""
-        by_basis = {
-            "first_token": self.first_version,
-            "oldest_token": self.oldest_version,
-            "newest_token": self.newest_version,
-        }
-        version = by_basis.get(basis)
-        if version is not None:
-            self.aged_from = version
-
-
-def _least(known: int | None, value: int) -> int:
-    return value if known is None else min(known, value)
-
-
 class Checker:
     """Takes a log's records one by one and collects what is wrong."""
 
@@ -141,11 +64,11 @@ class Checker:
         self._seq = 0
         self._rules = Rules()
         self._version = 0
-        self._groups: dict[str, _Tracked] = {}
+        self._groups: dict[str, Tracked] = {}
         self._counts: Counter[tuple[ev.Partition, Phase]] = Counter()
         self._ready: Counter[ev.Partition] = Counter()
-        self._ages: Counter[int] = Counter()
-        """Training groups in flight, by the version that their lag is counted from."""
+        self._ages: dict[str, Counter[int]] = {}
+        """Training groups in flight by dataset, and in there by the version that their lag is counted from."""
         self._owed: deque[tuple[str, int]] = deque()
         """Credit not spent yet: the group evicted and its size, oldest first."""
         self._requests: dict[int, ev.BatchRequested] = {}
@@ -241,7 +164,7 @@ class Checker:
             return 5, f"the replayed book owes {len(book.credits)} refills, the events make it {len(self._owed)}"
         return None
 
-    def _known(self, group_id: str) -> _Tracked | None:
+    def _known(self, group_id: str) -> Tracked | None:
         group = self._groups.get(group_id)
         if group is None:
             self._wrong(3, f"event {self._seq} names group {group_id!r}, which was never submitted", group_id)
@@ -249,26 +172,27 @@ class Checker:
 
     # Moving groups between the counts ----------------------------------------------------------------
 
-    def _lift(self, group: _Tracked) -> None:
+    def _lift(self, group: Tracked) -> None:
         self._count(group, -1)
 
-    def _place(self, group: _Tracked, phase: Phase) -> None:
+    def _place(self, group: Tracked, phase: Phase) -> None:
         group.phase = phase
         self._count(group, 1)
 
-    def _count(self, group: _Tracked, one: int) -> None:
+    def _count(self, group: Tracked, one: int) -> None:
         self._counts[group.partition, group.phase] += one
         if group.is_ready:
             self._ready[group.partition] += one
         if group.phase in IN_FLIGHT and group.partition == ev.TRAIN:
-            self._ages[group.aged_from] += one
-            if not self._ages[group.aged_from]:
-                del self._ages[group.aged_from]
+            ages = self._ages.setdefault(group.dataset, Counter())
+            ages[group.aged_from] += one
+            if not ages[group.aged_from]:
+                del ages[group.aged_from]
 
     def _in_flight(self, partition: ev.Partition) -> int:
         return self._counts[partition, Phase.PENDING] + self._counts[partition, Phase.RUNNING]
 
-    def _lag(self, group: _Tracked) -> int:
+    def _lag(self, group: Tracked) -> int:
         return max(0, self._version - group.aged_from) if group.kept_lag is None else group.kept_lag
 
     def _window(self, partition: ev.Partition) -> Counter[str]:
@@ -290,16 +214,20 @@ class Checker:
     def _rewound(self, event: ev.RunRewound) -> None:
         self._version = event.weight_version
         for group in self._groups.values():
-            if group.aged_from > self._version and group.phase not in (Phase.EVICTED, Phase.COMMITTED):
+            if self._too_new(group) and group.phase not in (Phase.EVICTED, Phase.COMMITTED):
                 self._lift(group)
                 group.aged_from = group.rewound_to = self._version
                 self._place(group, group.phase)
         while self._commits and self._commits[-1][0] > event.mark_seq:
             _, batch = self._commits.pop()
             for group in self._of_batch(batch, Phase.COMMITTED):
-                if group.aged_from > self._version:
+                if self._too_new(group):
                     group.aged_from = group.rewound_to = self._version
                 self._bring_back(group)
+
+    def _too_new(self, group: Tracked) -> bool:
+        """Made for a version of the abandoned line, and not waiting for the new line to reach it."""
+        return group.aged_from > self._version and group.target_version is None
 
     # Groups ------------------------------------------------------------------------------------------
 
@@ -309,8 +237,16 @@ class Checker:
             text = f"group {event.group_id!r} is submitted again; the first time was event {known.submitted_seq}"
             self._wrong(3, text, event.group_id)
             return
-        group = _Tracked(
-            event.group_id, event.size, event.partition, event.weight_version, self._seq, event.weight_version
+        group = Tracked(
+            event.group_id,
+            event.size,
+            event.partition,
+            event.weight_version,
+            self._seq,
+            event.weight_version if event.target_version is None else event.target_version,
+            event.dataset,
+            event.oversample,
+            event.target_version,
         )
         group.begin([1] * event.size)
         self._groups[event.group_id] = group
@@ -331,8 +267,9 @@ class Checker:
             self._wrong(5, f"group {name!r} is submitted as a refill, and no credit is left", name)
             return
         evicted, size = self._owed.popleft()
-        if size != event.size:
-            text = f"refill {name!r} has {event.size} sessions, and group {evicted!r}, which it replaces, had {size}"
+        needed = event.size - event.oversample
+        if size != needed:
+            text = f"refill {name!r} needs {needed} sessions, and group {evicted!r}, which it replaces, needed {size}"
             self._wrong(5, text, name)
 
     def _check_bounds(self, event: ev.GroupSubmitted) -> None:
@@ -345,7 +282,8 @@ class Checker:
                 text = f"{who} takes the training groups in flight to {flying}, past {bound}"
                 self._wrong(7, text, event.group_id)
         wanted = sum(request.size for request in self._requests.values() if request.partition == ev.TRAIN)
-        if wanted >= ready + flying:
+        awaited = rules.targets_versions and event.target_version == self._version and wanted > 0
+        if wanted >= ready + flying or awaited:
             # A waiting sample() needs this very group, whatever admission would rather keep ahead.
             return
         rule = rules.admission
@@ -360,6 +298,9 @@ class Checker:
             used = flying + ready + self._counts[ev.TRAIN, Phase.SAMPLED] + self._counts[ev.TRAIN, Phase.COMMITTED]
             if used > bound:
                 self._wrong(7, f"{who} makes {used} training groups, past the capacity of {bound}", event.group_id)
+            if rule.in_flight_max is not None and flying > rule.in_flight_max:
+                text = f"{who} takes the training groups in flight to {flying}, past {rule.in_flight_max}"
+                self._wrong(7, text, event.group_id)
 
     def _ended(self, event: ev.GroupFinished | ev.GroupFailed) -> None:
         group = self._known(event.group_id)
@@ -375,24 +316,29 @@ class Checker:
         self._lift(group)
         group.ending, group.left_seq = phase, self._seq
         group.age(self._rules.basis)
+        unrewarded = phase is Phase.FAILURE and not group.rows and group.partition == ev.TRAIN
+        group.kept_empty = unrewarded and self._rules.keeps_empty
         self._place(group, phase)
 
-    def _wrong_end(self, group: _Tracked, event: ev.GroupFinished | ev.GroupFailed) -> str:
+    def _wrong_end(self, group: Tracked, event: ev.GroupFinished | ev.GroupFailed) -> str:
         """Why the group can't have ended, or not so; empty if it can."""
         unsettled = group.unsettled
         if unsettled:
             return f"session {unsettled[0]} has not ended: attempt {group.attempts[unsettled[0]]} is its latest"
-        failed = group.outcomes.count("failed")
+        finished = group.outcomes.count("finished")
+        if finished > group.needed:
+            return f"{finished} of its sessions finished, and it needs {group.needed}"
         if isinstance(event, ev.GroupFailed):
-            return "" if failed else "all its sessions finished"
+            return "" if finished < group.needed else "all its sessions finished"
         if not event.partial:
-            return f"{failed} of its {group.size} sessions failed" if failed else ""
+            failed = group.size - finished
+            return f"{failed} of its {group.size} sessions failed" if finished < group.needed else ""
         enough = self._rules.survivors_min
-        if enough is None or group.size - failed < enough:
-            return f"{group.size - failed} sessions finished, and survivors_min is {enough}"
+        if enough is None or finished < enough:
+            return f"{finished} sessions finished, and survivors_min is {enough}"
         return ""
 
-    def _too_late(self, group: _Tracked, what: str) -> str:
+    def _too_late(self, group: Tracked, what: str) -> str:
         return f"{what} comes after group {group.group_id!r} was {_past(group.phase)} at event {group.left_seq}"
 
     def _evicted(self, event: ev.GroupEvicted) -> None:
@@ -415,7 +361,11 @@ class Checker:
         window = self._window(group.partition)
         window["evicted_groups"] += 1
         window.update(f"evicted/{reason}" for reason in event.reasons)
-        self._owed.extend([(name, group.size)] * event.credit)
+        if "stale" in event.reasons:
+            window[f"evicted/stale with lag {event.lag}"] += 1
+        if event.shared_value is not None:
+            window[_filtered(event.shared_value)] += 1
+        self._owed.extend([(name, group.needed)] * event.credit)
         self._lift(group)
         group.left_seq = self._seq
         group.attempts, group.outcomes = [], []
@@ -434,13 +384,13 @@ class Checker:
             )
             self._wrong(5, text, name)
 
-    def _check_eviction_lag(self, group: _Tracked, event: ev.GroupEvicted) -> None:
+    def _check_eviction_lag(self, group: Tracked, event: ev.GroupEvicted) -> None:
         name, lag = group.group_id, self._lag(group)
         if event.lag != lag:
             self._wrong(11, f"group {name!r} is evicted with lag {event.lag}, and its lag is {lag}", name)
         if "stale" not in event.reasons:
             return
-        bound = self._rules.lag_max if self._rules.drops_stale else None
+        bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None
         if bound is None:
             self._wrong(6, f"group {name!r} is evicted as stale under rules that drop nothing for its lag", name)
         elif lag <= bound:
@@ -453,10 +403,27 @@ class Checker:
         if group.phase not in IN_FLIGHT and group.phase not in TERMINAL:
             self._wrong(2, self._too_late(group, _kind(event)), group.group_id)
             return
+        if event.by_rule:
+            self._check_requeue(group)
         self._lift(group)
         group.begin([attempt + 1 for attempt in group.attempts])
-        group.aged_from = group.stamp if group.rewound_to is None else min(group.stamp, group.rewound_to)
+        first = group.counts_from
+        group.aged_from = first if group.rewound_to is None else min(first, group.rewound_to)
         self._place(group, Phase.PENDING)
+
+    def _check_requeue(self, group: Tracked) -> None:
+        """The rules start only failed groups over, and not without end."""
+        name = group.group_id
+        group.rule_requeues += 1
+        self._window(group.partition)["requeued"] += 1
+        if group.phase is not Phase.FAILURE:
+            self._wrong(2, f"the rules start group {name!r} over while it is {group.phase}", name)
+        if group.rule_requeues > self._rules.requeues_max:
+            text = f"the rules start group {name!r} over {group.rule_requeues} times, and requeues_max is "
+            self._wrong(2, f"{text}{self._rules.requeues_max}", name)
+
+    def _starved(self, event: ev.DatasetStarved) -> None:
+        self._window(ev.TRAIN)[f"starved/{event.dataset}"] += 1
 
     def _forfeited(self, event: ev.RefillForfeited) -> None:
         self._window(ev.TRAIN)["forfeited"] += event.count
@@ -467,7 +434,7 @@ class Checker:
 
     # Sessions ----------------------------------------------------------------------------------------
 
-    def _in_session(self, event: ev.SessionStarted | ev.SessionFinished | ev.SessionFailed) -> _Tracked | None:
+    def _in_session(self, event: ev.SessionStarted | ev.SessionFinished | ev.SessionFailed) -> Tracked | None:
         """The group, if its session can have an event now."""
         group = self._known(event.group_id)
         if group is None:
@@ -503,7 +470,7 @@ class Checker:
         else:
             self._settle(group, event, "failed")
 
-    def _settle(self, group: _Tracked, event: ev.SessionFinished | ev.SessionFailed, outcome: str) -> None:
+    def _settle(self, group: Tracked, event: ev.SessionFinished | ev.SessionFailed, outcome: str) -> None:
         if event.attempt != group.attempts[event.session]:
             # An attempt that is over already can't end the latest one.
             return
@@ -541,7 +508,7 @@ class Checker:
                 self._place(group, Phase.SAMPLED)
         self._batches[event.batch] = event
 
-    def _check_sampled(self, group: _Tracked, event: ev.BatchSampled) -> None:
+    def _check_sampled(self, group: Tracked, event: ev.BatchSampled) -> None:
         name = group.group_id
         whom = f"batch {event.batch} takes group {name!r}"
         if group.phase in IN_FLIGHT:
@@ -557,31 +524,40 @@ class Checker:
         if group.partition != event.partition:
             self._wrong(4, f"{whom} of partition {group.partition!r} for partition {event.partition!r}", name)
 
-    def _check_sampled_lag(self, group: _Tracked, event: ev.BatchSampled, lag: int) -> None:
+    def _check_sampled_lag(self, group: Tracked, event: ev.BatchSampled, lag: int) -> None:
         name, counted = group.group_id, self._lag(group)
         if lag != counted:
             text = f"batch {event.batch} gives group {name!r} with lag {lag}, and its lag is {counted}"
             self._wrong(11, text, name)
-        bound = self._rules.lag_max if self._rules.drops_stale and event.partition == ev.TRAIN else None
+        if event.partition != ev.TRAIN:
+            return
+        if self._rules.targets_versions and group.target_version != event.weight_version:
+            text = f"batch {event.batch} of version {event.weight_version} takes group {name!r}, which is made for "
+            self._wrong(6, f"{text}version {group.target_version}", name)
+        bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None
         if bound is not None and lag > bound:
             self._wrong(6, f"batch {event.batch} takes group {name!r} with lag {lag}, past lag_max {bound}", name)
 
     def _check_wait(self, event: ev.BatchSampled) -> None:
-        """With `wait`, no batch is given out while a group in flight is at the bound."""
-        bound = self._rules.lag_max if self._rules.waits_for_stale else None
-        if bound is None or not self._ages or self._version - min(self._ages) < bound:
+        """With `wait`, no batch is given out while a group in flight is at its bound."""
+        if not self._rules.waits_for_stale:
             return
-        oldest = next(
-            group
-            for group in self._groups.values()
-            if group.phase in IN_FLIGHT and group.partition == ev.TRAIN and group.aged_from == min(self._ages)
-        )
-        self._wrong(
-            6,
-            f"batch {event.batch} is sampled while group {oldest.group_id!r} in flight has lag {self._lag(oldest)}, "
-            f"and at lag_max {bound} sampling waits",
-            oldest.group_id,
-        )
+        for dataset, ages in self._ages.items():
+            bound = self._rules.lag_bound(dataset)
+            if bound is None or not ages or self._version - min(ages) < bound:
+                continue
+            oldest = next(
+                group
+                for group in self._groups.values()
+                if group.phase in IN_FLIGHT
+                and (group.partition, group.dataset, group.aged_from) == (ev.TRAIN, dataset, min(ages))
+            )
+            self._wrong(
+                6,
+                f"batch {event.batch} is sampled while group {oldest.group_id!r} in flight has lag "
+                f"{self._lag(oldest)}, and at lag_max {bound} sampling waits",
+                oldest.group_id,
+            )
 
     def _check_window(self, partition: ev.Partition) -> Counter[str]:
         """The counts that the batch's metrics are made of, since the previous batch."""
@@ -622,15 +598,15 @@ class Checker:
             self._wrong(4, f"batch {number} is {done}, and no such batch is out")
         return batch
 
-    def _of_batch(self, batch: ev.BatchSampled, phase: Phase) -> list[_Tracked]:
+    def _of_batch(self, batch: ev.BatchSampled, phase: Phase) -> list[Tracked]:
         """The batch's groups that are still where it put them; in a broken log some may not be."""
         groups = [self._groups[group_id] for group_id in batch.group_ids if group_id in self._groups]
         return [group for group in groups if group.phase is phase and group.batch == batch.batch]
 
-    def _bring_back(self, group: _Tracked) -> None:
+    def _bring_back(self, group: Tracked) -> None:
         """Sampleable again, with the lag that it was sampled with."""
         self._lift(group)
-        group.kept_lag = group.sampled_lag
+        group.kept_lag = None if self._rules.basis == "target_version" else group.sampled_lag
         group.batch, group.left_seq = 0, self._seq
         self._place(group, group.ending)
 
@@ -643,16 +619,24 @@ def _past(phase: Phase) -> str:
     return "failed" if phase is Phase.FAILURE else str(phase)
 
 
+def _filtered(value: float) -> str:
+    return f"evicted/zero_variance at {value + 0.0!r}"  # -0.0 is 0.0, here as in a Counter
+
+
 def _flat(window: Window) -> Counter[str]:
     counts = Counter(
         submitted=window.submitted,
         refills=window.refills,
         forfeited=window.forfeited,
         fenced=window.fenced,
+        requeued=window.requeued,
         evicted_groups=window.evicted_groups,
     )
     counts.update({f"evicted/{reason}": count for reason, count in window.evicted.items()})
+    counts.update({f"starved/{dataset}": count for dataset, count in window.starved.items()})
     counts.update({f"failed/{kind}": count for kind, count in window.sessions_failed.items()})
+    counts.update(f"evicted/stale with lag {lag}" for lag in window.stale_lags)
+    counts.update({_filtered(value): count for value, count in window.filtered_values.items()})
     return +counts
 
 
@@ -661,6 +645,7 @@ _HANDLERS: Final[dict[type[ev.Event], Callable[[Checker, Any], None]]] = {
     ev.RunRecovered: Checker._in_force,
     ev.RunRewound: Checker._rewound,
     ev.WeightsPublished: Checker._published,
+    ev.DatasetStarved: Checker._starved,
     ev.GroupSubmitted: Checker._submitted,
     ev.GroupFinished: Checker._ended,
     ev.GroupFailed: Checker._ended,

@@ -1,7 +1,7 @@
 """The rules of a run: settings that say what is evicted, refilled, admitted and selected.
 
 Rule 1: rules are data; they are written into the log, so that a replay never needs the file they came from.
-Rule 2: what contradicts itself is refused here, once, before a run begins.
+Rule 2: what contradicts itself is refused (`rule_problems`) once, before a run begins.
 """
 
 import difflib
@@ -9,12 +9,15 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from groupstate.core.rule_problems import problems
 from groupstate.errors import BadSettings
 
 RULES_VERSION = 1
 """Raised when the meaning of a setting changes; old logs say which meaning was in force."""
 
-Basis: TypeAlias = Literal["dispatch", "first_token", "oldest_token", "newest_token"]
+Basis: TypeAlias = Literal["dispatch", "first_token", "oldest_token", "newest_token", "target_version"]
+SELECTIONS = ("oldest_first", "freshest_first", "exact_version")
+"""Selections that come with the library; any other is the import path of a function."""
 
 
 class PerBatch(
@@ -36,9 +39,20 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Never more groups than can still be sampled with a lag of at most `lag_max`."""
 
     lag_max: int
+    in_flight_max: int | None = None
+    """Most groups in flight at any time; None: as many as the formula allows."""
 
 
 Admission: TypeAlias = PerBatch | Slots | Capacity
+
+
+class PerDataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds for the groups of one dataset in place of the run's own setting; None: the run's."""
+
+    share: float | None = None
+    """Part of the kept groups (submitted and not evicted) that should be of this dataset, 0 to 1."""
+    lag_max: int | None = None
+    tolerance: float | None = None
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,13 +66,19 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What the bound does: `drop` evicts a group above it, `wait` holds sampling while one could go above."""
     basis: Basis = "dispatch"
     """What lag is counted from."""
+    wait_gates: Literal["training", "each"] = "training"
+    """What `wait` holds: sampling of the training partition, or of each partition by its own groups in flight."""
+    cancel_doomed: bool = False
+    """Cancel a group in flight at once when it can't be sampled any more, instead of letting it end."""
 
     filter_metric: str | None = None
     """Metric whose zero variance evicts a group (DAPO's dynamic sampling); None: no filter."""
     per: Literal["session", "trajectory"] = "session"
     """One value per session (its last trajectory's) or one per trajectory."""
+    spread: Literal["range", "std"] = "range"
+    """What is held against `tolerance`: max - min, or numpy's `std`, rounding and all."""
     tolerance: float = 0.0
-    """Zero variance iff max - min <= tolerance."""
+    """Zero variance iff the spread <= tolerance."""
     on_singleton: Literal["keep", "evict"] = "keep"
     """A group with a single value."""
     on_missing: Literal["error", "keep", "evict"] = "error"
@@ -66,8 +86,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     failure: Literal["keep", "refill"] = "keep"
     """Sync mode only: keep a failed group that has trajectories, or evict it for one refill. Async evicts."""
-    empty: Literal["refill", "drop"] = "refill"
-    """Sync mode only: what evicting a group without any trajectory earns, one refill or none."""
+    empty: Literal["refill", "drop", "keep"] = "refill"
+    """Sync mode only: a group without any trajectory is evicted for one refill, or for none; `keep`: a failed one
+    stays sampleable, with no row to train on."""
     empty_session: Literal["fail", "allow"] = "fail"
     """A session that returns no trajectory has failed, or has finished with none."""
     survivors_min: int | None = None
@@ -76,6 +97,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Attempts per session, for failures that are retryable."""
     retry_delay_s: float = 1.0
     """Seconds before the second attempt; doubled for each further one."""
+    requeues_max: int = 0
+    """Times that a failed group starts over with the same prompt before it counts as failed."""
+    session_deadline_s: float | None = None
+    """Seconds that an attempt may take; then it has failed as `timeout`, and is tried again as attempts allow."""
+    group_deadline_s: float | None = None
+    """Seconds from submission (or requeue) in which a group must end; then its open sessions fail as `timeout`."""
+    oversample: int = 0
+    """Sessions started beyond those that a training group needs; the last to finish are cancelled."""
 
     in_flight_batches_max: int = 1
     """Sync mode with a filter: refills never take in flight past so many batches."""
@@ -83,6 +112,18 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Most groups submitted for one batch; past it the waiting `sample()` raises."""
     eviction_streak_max: int | None = None
     """Evictions in a row, none sampleable between, that stop the run; None: 8 batches."""
+    refill_multiple: int = 1
+    """Refills are submitted in multiples of this; what is left of the credit waits for more."""
+
+    selection: str = "oldest_first"
+    """Which sampleable groups a `sample()` gets: `oldest_first`, `freshest_first`, `exact_version`, or the import
+    path `module:function` of a rule of your own."""
+    datasets: dict[str, PerDataset] = {}
+    """Shares of datasets, and settings that differ for one."""
+    share_tolerance: float = 0.1
+    """How far above its share of the submitted groups a dataset may go to make up for its evicted ones."""
+    starvation_versions: int | None = None
+    """Weight versions without a sampled group after which a dataset that was submitted counts as starved."""
 
     admission: Admission | None = None
     """When the rollout may start new prompts; None: `per_batch`, one batch ahead (sync: none)."""
@@ -90,7 +131,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Seconds without progress after which a waiting `sample()` says what it waits for."""
 
     def __post_init__(self) -> None:
-        for problem in _problems(self):
+        for problem in problems(self):
             raise BadSettings(problem)
 
     @property
@@ -100,17 +141,49 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return PerBatch(warmup=1 if self.mode == "async" else 0)
 
     @property
+    def bounds_lag(self) -> bool:
+        return self.mode == "async" and (self.lag_max is not None or bool(self.lag_classes))
+
+    @property
     def drops_stale(self) -> bool:
-        return self.mode == "async" and self.lag_max is not None and self.on_stale == "drop"
+        return self.bounds_lag and self.on_stale == "drop"
 
     @property
     def waits_for_stale(self) -> bool:
-        return self.mode == "async" and self.lag_max is not None and self.on_stale == "wait"
+        return self.bounds_lag and self.on_stale == "wait"
+
+    @property
+    def lag_classes(self) -> frozenset[str]:
+        """Datasets with a lag bound of their own."""
+        return frozenset(name for name, own in self.datasets.items() if own.lag_max is not None)
+
+    def lag_bound(self, dataset: str) -> int | None:
+        """Highest lag that a group of this dataset may be trained on; None: no bound."""
+        own = self.datasets.get(dataset)
+        return self.lag_max if own is None or own.lag_max is None else own.lag_max
+
+    def tolerance_for(self, dataset: str) -> float:
+        own = self.datasets.get(dataset)
+        return self.tolerance if own is None or own.tolerance is None else own.tolerance
+
+    @property
+    def targets_versions(self) -> bool:
+        """Each training group is made for one weight version and sampled at no other."""
+        return self.selection == "exact_version"
+
+    @property
+    def has_own_selection(self) -> bool:
+        return self.selection not in SELECTIONS
 
     @property
     def drains(self) -> bool:
         """Sync mode with a filter: dispatch stops at the demand and what is in flight is awaited."""
         return self.mode == "sync" and self.filter_metric is not None
+
+    @property
+    def keeps_empty(self) -> bool:
+        """A failed training group without a trajectory is sampleable."""
+        return self.mode == "sync" and self.empty == "keep"
 
     def evicts_failed(self) -> bool:
         return self.mode == "async" or self.failure == "refill"
@@ -121,45 +194,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def to_dict(self) -> dict[str, Any]:
         """As the log keeps it."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
-
-
-def _problems(rules: Rules) -> list[str]:
-    found = []
-    for name, least in (
-        ("batch_size", 1),
-        ("lag_max", 0),
-        ("tolerance", 0),
-        ("survivors_min", 1),
-        ("attempts_max", 1),
-        ("retry_delay_s", 0),
-        ("in_flight_batches_max", 1),
-        ("generated_groups_max", 1),
-        ("eviction_streak_max", 1),
-        ("stall_s", 0),
-    ):
-        value = getattr(rules, name)
-        if value is not None and not least <= value < float("inf"):
-            found.append(f"{name} is {value!r}; it must be at least {least}")
-    found += _admission_problems(rules)
-    if rules.mode == "sync" and rules.filter_metric is not None and rules.batch_size is None:
-        found.append("sync mode with a filter_metric needs batch_size: its refills are bounded in batches")
-    if rules.waits_for_stale and rules.lag_max == 0 and not isinstance(rules.admission_rule, PerBatch):
-        found.append("on_stale 'wait' with lag_max 0 needs admission 'per_batch': anything else deadlocks")
-    return found
-
-
-def _admission_problems(rules: Rules) -> list[str]:
-    rule = rules.admission
-    if rule is None:
-        return []
-    found = [
-        f"admission's {name} is {getattr(rule, name)!r}; it must be at least {least}"
-        for name, least in (("warmup", 0), ("n", 1), ("ready_max", 0), ("lag_max", 0))
-        if hasattr(rule, name) and getattr(rule, name) < least
-    ]
-    if isinstance(rule, Capacity) and rules.batch_size is None:
-        found.append("admission 'capacity' needs batch_size: it counts in batches")
-    return found
 
 
 def rules_from_dict(data: dict[str, Any], where: str = "rules") -> Rules:

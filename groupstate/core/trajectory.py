@@ -268,6 +268,31 @@ def record_of(index: int, row: Trajectory) -> TrajectoryRecord:
     )
 
 
+def record_without_tokens(
+    index: int, *, metrics: Any, prompt_tokens: Any, response_tokens: Any, spans: Any, who: str
+) -> TrajectoryRecord:
+    """The record of a row whose tokens lie elsewhere: only how many there are is known.
+
+    Raises:
+        UnusableResult: a number that is not finite, a wrong type, spans that don't fit.
+    """
+    try:
+        counts = _count("prompt_tokens", prompt_tokens, who), _count("response_tokens", response_tokens, who)
+        return TrajectoryRecord(
+            index, _metrics(Trajectory(metrics=metrics), who), *counts, _spans(spans, counts[1], who)
+        )
+    except UnusableResult:
+        raise
+    except Exception as error:
+        raise UnusableResult(f"{who} can't be read: {type(error).__name__}: {error}") from error
+
+
+def _count(field: str, value: Any, who: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise UnusableResult(f"{who} has {field} = {_shown(value)}; it must be an integer from 0")
+
+
 def payload_of(rows: Sequence[Trajectory], who: str) -> bytes | None:
     """The half that goes into the payload store; None where there is nothing to keep.
 

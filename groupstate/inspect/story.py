@@ -15,7 +15,7 @@ from groupstate.core.rules import Rules, rules_from_dict
 from groupstate.errors import UnknownGroup
 from groupstate.inspect.near import near
 from groupstate.inspect.replay import applied
-from groupstate.inspect.words import counted, joined, kind_of, name_of, one_line, rows_in_words, span_of
+from groupstate.inspect.words import counted, how_known, joined, kind_of, name_of, one_line, rows_in_words, span_of
 
 
 @attrs.frozen
@@ -141,6 +141,10 @@ class _Teller:
             parts.append(f"prompt {event.source_position} of the source")
         if event.dataset:
             parts.append(f"dataset {event.dataset}")
+        if event.target_version is not None:
+            parts.append(f"made for version {event.target_version}")
+        if event.oversample:
+            parts.append(f"{event.oversample} sessions more than it needs")
         return f"{who}: {', '.join(parts)}"
 
     def _own(self, event: ev.AnyEvent, before: Group | None, after: Group | None) -> str:
@@ -156,10 +160,11 @@ class _Teller:
         if isinstance(event, ev.SessionStarted):
             worker = f" on {event.worker}" if event.worker else ""
             version = "" if event.weight_version is None else f", weight version {event.weight_version}"
-            return f"session {event.session} started, attempt {event.attempt}{worker}{version}"
+            return f"session {event.session} started, attempt {event.attempt}{worker}{version}{how_known(event)}"
         if isinstance(event, ev.SessionFinished):
             took = _took(before.sessions[event.session], after.sessions[event.session])
-            return f"session {event.session} finished{took}: {rows_in_words(event.trajectories)}; {_settled(after)}"
+            rows = rows_in_words(event.trajectories)
+            return f"session {event.session} finished{took}{how_known(event)}: {rows}; {_settled(after)}"
         if isinstance(event, ev.SessionFailed):
             return self._failure(event, before, after)
         if isinstance(event, ev.GroupRequeued):
@@ -177,7 +182,8 @@ class _Teller:
             if event.retry_in_s is not None
             else "no further attempt"
         )
-        return f"session {event.session} failed ({event.failure}){took}{message}; {retry}; {_settled(after)}"
+        how = f"({event.failure}){took}{how_known(event)}{message}"
+        return f"session {event.session} failed {how}; {retry}; {_settled(after)}"
 
     def _end(self, after: Group) -> str:
         self.held_up_by = _slowest(after)

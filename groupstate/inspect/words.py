@@ -99,6 +99,8 @@ def _submitted(event: ev.GroupSubmitted) -> str:
         parts.append(f"dataset {event.dataset}")
     if event.target_version is not None:
         parts.append(f"for version {event.target_version}")
+    if event.oversample:
+        parts.append(f"{event.oversample} more than it needs")
     return f"{name_of(event.group_id)}: {', '.join(parts)}"
 
 
@@ -113,10 +115,15 @@ def _attempt(event: ev.SessionStarted | ev.SessionFinished | ev.SessionFailed | 
     return f"{name_of(event.group_id)}/{event.session}: attempt {event.attempt}"
 
 
+def how_known(event: ev.SessionStarted | ev.SessionFinished | ev.SessionFailed) -> str:
+    """Nothing for what groupstate saw itself, else how it was learned."""
+    return ", observed" if event.observed else ""
+
+
 def _started(event: ev.SessionStarted) -> str:
     worker = f", worker {event.worker}" if event.worker else ""
     version = "" if event.weight_version is None else f", version {event.weight_version}"
-    return _attempt(event) + worker + version
+    return _attempt(event) + worker + version + how_known(event)
 
 
 def rows_in_words(rows: tuple[ev.TrajectoryRecord, ...]) -> str:
@@ -134,13 +141,13 @@ def rows_in_words(rows: tuple[ev.TrajectoryRecord, ...]) -> str:
 
 
 def _finished(event: ev.SessionFinished) -> str:
-    return f"{_attempt(event)}, {rows_in_words(event.trajectories)}"
+    return f"{_attempt(event)}{how_known(event)}, {rows_in_words(event.trajectories)}"
 
 
 def _failed(event: ev.SessionFailed) -> str:
     retry = "" if event.retry_in_s is None else f", again in {event.retry_in_s:g} s"
     message = f": {one_line(event.message)}" if event.message else ""
-    return f"{_attempt(event)}, {event.failure}{retry}{message}"
+    return f"{_attempt(event)}{how_known(event)}, {event.failure}{retry}{message}"
 
 
 def _sampled(event: ev.BatchSampled) -> str:
@@ -171,6 +178,10 @@ _WORDS: Final[dict[type[ev.Event], Callable[[Any], str]]] = {
     ev.WeightsPublished: lambda e: f"version {e.weight_version}, lineage {e.lineage}",
     ev.SourceExhausted: lambda e: f"{e.source or 'the source'} gave {counted(e.position, 'prompt')}",
     ev.AdmissionHeld: lambda e: e.reason or "no longer",
+    ev.DatasetStarved: lambda e: (
+        f"{name_of(e.dataset)}: none sampled for {counted(e.versions, 'version')}, "
+        f"{counted(e.open_groups, 'group')} open, {e.evicted} evicted"
+    ),
     ev.CheckpointMarked: _marked,
     ev.RunRecovered: _recovered,
     ev.RunRewound: lambda e: f"to mark {e.mark} at event {e.mark_seq}, version {e.weight_version}, lineage {e.lineage}",

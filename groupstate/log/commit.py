@@ -113,16 +113,20 @@ class GroupCommit:
             self._closing = True
             self._changed.notify()
         if self._thread is None:
+            # Nothing to wait for, so that a caller without an event loop can close an inline log.
             self._finish()
+        else:
+            await self._finished()
+            self._thread.join()
+        if self._unkept and not self._told:
+            raise self._refusal()
+
+    async def _finished(self) -> None:
         while True:
             woken = self._waiters.add(_EVERYBODY)
             if self._released:
                 break
             await woken
-        if self._thread is not None:
-            self._thread.join()
-        if self._unkept and not self._told:
-            raise self._refusal()
 
     def unkept(self) -> tuple[int, list[Record]]:
         """The durable number, and the records posted behind it."""

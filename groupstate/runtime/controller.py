@@ -6,47 +6,27 @@ Rule 3: waiters are served in order of arrival, partition by partition.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import anyio
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.decide import (
-    Evict,
-    Missing,
-    admissible,
-    forfeits,
-    held_by_stale,
-    judged,
-    newly_stale,
-    refills_now,
-    selected,
-    shortage,
-    surplus,
-    unjudged_count,
-    unservable,
-    why_not,
-)
+from groupstate.core.custom import Answer, CustomRule, WrongAnswer, checked
+from groupstate.core.evict import Evict, Missing, credit_of, doomed_by_age, is_doomed, is_stale, judged, newly_stale
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
-from groupstate.core.metrics import batch_metrics
-from groupstate.core.phases import TERMINAL
-from groupstate.core.prompt import Prompt, encoded_prompt, prompt_length
+from groupstate.core.metrics import Tally, batch_tally
+from groupstate.core.phases import TERMINAL, Phase
+from groupstate.core.prompt import Prompt
 from groupstate.core.rules import PerBatch, Slots
-from groupstate.errors import (
-    DuplicateGroup,
-    EvictionStreak,
-    LogFailed,
-    MissingMetric,
-    NotEnoughGroups,
-    RefillLimitExceeded,
-    RolloutDied,
-    RunIsClosed,
-    SampleError,
-    SourceFailed,
-)
-from groupstate.runtime.ledger import Ledger
+from groupstate.core.select import ready_for, selected, surplus, why_held, why_not
+from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
+from groupstate.errors import CustomRuleError, EvictionStreak, LogFailed
+from groupstate.runtime import refusals
+from groupstate.runtime.drawing import Drawing
+from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import describe
 from groupstate.runtime.sources import Source
@@ -63,7 +43,11 @@ class Claim:
     groups: tuple[Group, ...]
     lags: tuple[int, ...]
     weight_version: int
-    metrics: dict[str, float]
+    tally: Tally
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.tally.flat()
 
 
 @attrs.define(eq=False)
@@ -94,41 +78,69 @@ class Signal:
         await self._event.wait()
 
 
+class Runner(Protocol):
+    """Whoever runs the sessions of a group as tasks."""
+
+    def end(self, group_id: str, ending: Ending) -> bool:
+        """See the group's sessions to their end; False if they don't run here."""
+        ...
+
+
 class Controller:
-    def __init__(self, ledger: Ledger, source: Source | None, *, group_size: int) -> None:
+    def __init__(
+        self, ledger: Ledger, source: Source | None, *, group_size: int, custom: CustomRule | None = None
+    ) -> None:
+        """
+        Args:
+            custom: the function that `selection` names, where that is the user's own.
+        """
         self.ledger = ledger
         self.book = ledger.book
         self.rules = ledger.rules
-        self.source = source
-        self.group_size = group_size
-        """Sessions of a group whose prompt doesn't say."""
+        self.custom = custom
+        self.drawing = Drawing(ledger, source, group_size=group_size)
+        self.runner: Runner | None = None
         self.admits = False
         """A rollout is running that may be given new prompts; else only refills and shortages are drawn."""
+        self.refills_outside = False
+        """Somebody outside finds the prompts for refills, so that credit is kept for him though there is no source."""
         self.closing = False
         self.dead: BaseException | None = None
         """Why the rollout ended, once it died."""
         self.death_told = False
-        self.source_error: Exception | None = None
-        """What the source raised; nothing is drawn from it any more."""
-        self.source_failed_at = 0
         self.waiters: dict[int, Waiter] = {}
-        self.prompts: dict[str, Prompt] = {}
-        """Prompts of the groups in flight."""
         self.changed = Signal()
         self.watched: list[int] = []
         """Training groups that each `wait_sampleable` looks out for."""
         self.missing: dict[str, Missing] = {}
         self.damaged: dict[str, str] = {}
         """Groups of which a payload can't be read, with what is wrong."""
+        self.wrong_answers: dict[int, CustomRuleError] = {}
+        """What was wrong with the user's own rule, by the request for which it was asked."""
         self.streak = 0
         """Training groups evicted since the last one became sampleable."""
         self.streak_reasons: Counter[str] = Counter()
         self.progress_at_ns = ledger.clock_ns()
         self._unjudged: dict[str, None] = {}
+        self._filled: dict[str, None] = {}
+        """Groups that have all the sessions they need, while others are still open."""
+        self._suspects: dict[str, None] = {}
+        """Groups in flight of which something happened that may have doomed them."""
         self._aged = False
+        self._aged_in_flight = False
+        self._published = False
         self._settling = False
         ledger.observers.append(self._note)
         ledger.settle = self.settle
+
+    @property
+    def source(self) -> Source | None:
+        return self.drawing.source
+
+    @property
+    def prompts(self) -> dict[str, Prompt]:
+        """Prompts of the groups in flight."""
+        return self.drawing.prompts
 
     # What happened -----------------------------------------------------------------------------------
 
@@ -139,16 +151,23 @@ class Controller:
             self._unjudged[event.group_id] = None
             self.prompts.pop(event.group_id, None)
         elif isinstance(event, ev.WeightsPublished | ev.BatchReturned | ev.RunRewound | ev.BatchRequested):
-            self._aged = True
+            self._aged = self._aged_in_flight = True
+            self._published |= isinstance(event, ev.WeightsPublished)
         elif isinstance(event, ev.GroupEvicted):
             self.missing.pop(event.group_id, None)
             self.damaged.pop(event.group_id, None)
+        elif isinstance(event, ev.SessionFinished):
+            if self.book.groups[event.group_id].filled:
+                self._filled[event.group_id] = None
+        elif isinstance(event, ev.SessionFailed | ev.GroupSubmitted | ev.GroupRequeued):
+            self._suspects[event.group_id] = None
 
     def rejudge(self) -> None:
         """Put every terminal group before the rules again (after recovery)."""
         self._unjudged.update(
             dict.fromkeys(g.group_id for phase in sorted(TERMINAL) for g in self.book.in_phase(phase))
         )
+        self._suspects.update(dict.fromkeys(g.group_id for g in self.book.in_phase(Phase.PENDING)))
 
     def settle(self) -> None:
         """Do all that follows from the book under the rules."""
@@ -156,13 +175,53 @@ class Controller:
             return
         self._settling = True
         try:
-            while any((self._evict(), self._forfeit(), self._refill(), self._serve(), self._admit(), self._refuse())):
+            while any(
+                (
+                    self._end_early(),
+                    self._evict(),
+                    self._forfeit(),
+                    self._refill(),
+                    self._serve(),
+                    self._admit(),
+                    self._refuse(),
+                    self._starve(),
+                )
+            ):
                 pass
         finally:
             self._settling = False
         self.changed.set()
 
     # What follows, one step each; True if something was recorded ---------------------------------------
+
+    def _end_early(self) -> bool:
+        """End the sessions that nobody needs: of groups that are full, and of groups that are doomed."""
+        before = self.book.last_seq
+        filled, suspects = list(self._filled), list(self._suspects)
+        self._filled.clear()
+        self._suspects.clear()
+        for group_id in filled:
+            if (group := self.book.groups.get(group_id)) is not None and group.in_flight:
+                self.end(group_id, SPARE)
+        if self.rules.cancel_doomed:
+            doomed = [group for group_id in suspects if (group := self.book.groups.get(group_id)) and self._lost(group)]
+            if self._aged_in_flight:
+                doomed += doomed_by_age(self.book, self.rules)
+            for group in doomed:
+                if group.group_id not in self.ledger.endings:
+                    self.end(group.group_id, DOOMED)
+        self._aged_in_flight = False
+        return self.book.last_seq > before
+
+    def _lost(self, group: Group) -> bool:
+        return is_doomed(group, self.rules) or (
+            group.in_flight and group.partition == ev.TRAIN and is_stale(group, self.book.lag(group), self.rules)
+        )
+
+    def end(self, group_id: str, ending: Ending) -> None:
+        """Have the open sessions of a group ended, by whoever runs them."""
+        if self.runner is None or not self.runner.end(group_id, ending):
+            self.ledger.end(group_id, ending)
 
     def _evict(self) -> bool:
         demand = self._demand()
@@ -186,7 +245,10 @@ class Controller:
             self._record_eviction(evict)
             self.streak += 1
             self.streak_reasons.update(evict.reasons)
-        return bool(judgement.evictions)
+        for requeue in judgement.requeues:
+            log.info("failed group starts over", group=requeue.group_id, reason=requeue.reason)
+            self.ledger.record(ev.GroupRequeued(requeue.group_id, requeue.reason, by_rule=True))
+        return bool(judgement.evictions or judgement.requeues)
 
     def _record_eviction(self, evict: Evict) -> None:
         log.info("group evicted", group=evict.group_id, reasons=evict.reasons, lag=evict.lag, credit=evict.credit)
@@ -199,7 +261,7 @@ class Controller:
 
     def _forfeit(self) -> bool:
         found = forfeits(self.book, self.rules)
-        if found is None and self.book.credits and not self._can_draw():
+        if found is None and self.book.credits and not self.drawing.possible and not self.refills_outside:
             found = len(self.book.credits), "no source" if self.source is None else "source failed"
         if found is None:
             return False
@@ -207,75 +269,61 @@ class Controller:
         return True
 
     def _refill(self) -> bool:
-        if self.closing or not self._can_draw() or self._is_streak():
+        if not self._may_draw():
             return False
         count = refills_now(self.book, self.rules)
         for _ in range(count):
-            if not self._draw("refill"):
+            if not self.drawing.draw("refill"):
                 return True
         return count > 0
 
     def _admit(self) -> bool:
-        if self.closing or not self._can_draw() or self._is_streak():
+        if not self._may_draw():
             return False
-        count = max(shortage(self.book, self.rules), self._watched_shortage())
-        if self.admits:
-            count = max(count, admissible(self.book, self.rules))
-        held = held_by_stale(self.book, self.rules)
-        if held:
+        urgent = max(shortage(self.book, self.rules), self._watched_shortage())
+        count = max(urgent, admissible(self.book, self.rules) if self.admits else 0)
+        held = why_held(self.book, self.rules)
+        if held is not None:
             count = 0
-        self._hold("a group in flight is at the lag bound" if held and self.admits else "")
-        for _ in range(count):
-            if not self._draw("admission"):
+        self._hold("a group in flight is at the lag bound" if held is not None and self.admits else "")
+        for number in range(count):
+            target = self.book.weight_version if self.rules.targets_versions and number < urgent else None
+            if not self.drawing.draw("admission", target_version=target):
                 return True
         return count > 0
 
+    def _may_draw(self) -> bool:
+        return not self.closing and self.drawing.possible and not self._is_streak()
+
     def _watched_shortage(self) -> int:
         """What `wait_sampleable` looks out for is drawn too, as far as admission's bounds allow."""
-        if not self.watched or self._unjudged_streak():
+        if not self.watched or refusals.unjudged_streak(self):
             return 0
-        there = self.book.ready_count() + self.book.in_flight_count() + len(self.book.credits)
-        short = max(self.watched) - there
-        rule = self.rules.admission_rule
-        if isinstance(rule, PerBatch):
+        short = short_of(self.book, self.rules, max(self.watched))
+        if isinstance(self.rules.admission_rule, PerBatch | Slots):
             return short
-        if isinstance(rule, Slots):
-            return min(short, rule.n - self.book.in_flight_count())
         return min(short, admissible(self.book, self.rules))
-
-    def _unjudged_streak(self) -> bool:
-        """Sync mode evicts nothing while no `sample()` waits, so the streak shows in what has heaped up."""
-        return unjudged_count(self.book) >= self.rules.streak_bound(max(self.watched, default=1))
 
     def _hold(self, reason: str) -> None:
         """Write down where a hold begins, once."""
         if reason != self.book.held_reason:
             self.ledger.record(ev.AdmissionHeld(reason))
 
-    def _draw(self, cause: ev.Cause) -> bool:
-        """Submit the source's next prompt; False once there is none."""
-        assert self.source is not None
-        position = self.source.position
-        try:
-            prompt = self.source.draw()
-            if prompt is None:
-                log.info("source exhausted", source=self.source.name, position=position)
-                self.ledger.record(ev.SourceExhausted(self.source.name, position))
-                return False
-            size = self.book.credits[0].size if cause == "refill" else None
-            self.submit(prompt, cause=cause, size=size, source_position=position)
-        except LogFailed:
-            raise
-        except Exception as error:
-            # The source is user code: what it raises, or gives wrongly, must reach whoever waits for it.
-            log.error("the source failed", source=self.source.name, position=position, error=describe(error))
-            self.source_error = error
-            self.source_failed_at = position
+    def _starve(self) -> bool:
+        if not self._published:
             return False
-        return True
-
-    def _can_draw(self) -> bool:
-        return self.source is not None and not self.book.source_exhausted and self.source_error is None
+        self._published = False
+        found = starving(self.book, self.rules)
+        for starved in found:
+            log.warning(
+                "no group of a dataset was sampled",
+                dataset=starved.dataset,
+                versions=starved.versions,
+                open_groups=starved.open_groups,
+                evicted=starved.evicted,
+            )
+            self.ledger.record(ev.DatasetStarved(*attrs.astuple(starved)))
+        return bool(found)
 
     def _is_streak(self) -> bool:
         """Group after group was evicted: nothing more is drawn until a sampler has been told."""
@@ -291,7 +339,7 @@ class Controller:
                     continue  # A later one doesn't overtake.
                 if self._serve_one(request):
                     served = True
-                elif takes_any:
+                if takes_any and request.request in self.book.requests:
                     held = True
         return served
 
@@ -300,29 +348,69 @@ class Controller:
             return False
         waiter = self.waiters.get(request.request)
         assert waiter is not None, "a request without a waiter"
+        if self.custom is not None and request.partition == ev.TRAIN:
+            return self._serve_by_custom(self.custom, request, waiter)
         if why_not(self.book, self.rules, request) is not None:
             return False
         reserved = frozenset(group_id for other in self.waiters.values() for group_id in other.wanted or ())
-        groups = selected(self.book, request, wanted=waiter.wanted, reserved=reserved)
+        groups = selected(self.book, self.rules, request, wanted=waiter.wanted, reserved=reserved)
         if len(groups) < request.size:
             return False
         for evict in surplus(self.book, self.rules, request, groups):
             self._record_eviction(evict)
+        self._claim(request, waiter, groups)
+        return True
+
+    def _serve_by_custom(self, custom: CustomRule, request: OpenRequest, waiter: Waiter) -> bool:
+        """Ask the user's own rule; what it drops is evicted, what it selects is the batch."""
+        if why_held(self.book, self.rules) or (self.rules.drains and self.book.in_flight_count()):
+            return False
+        answer = self._asked(custom, request)
+        if answer is None:
+            return False
+        leaving = sum(1 for group, _ in answer.drops if group.trajectory_count)
+        unmet = not answer.selected and self.book.ready_count() - leaving < request.size
+        for group, drop in answer.drops:
+            credit = credit_of((drop.reason,), self.rules, unmet=unmet)
+            self._record_eviction(
+                Evict(group.group_id, (drop.reason,), self.book.lag(group), credit, message=drop.message)
+            )
+            self.streak += 1
+            self.streak_reasons[drop.reason] += 1
+        if answer.selected:
+            self._claim(request, waiter, answer.selected)
+        return bool(answer.drops or answer.selected)
+
+    def _asked(self, custom: CustomRule, request: OpenRequest) -> Answer | None:
+        """What the user's rule wants; None if that can't be done, which its sampler is told."""
+        try:
+            return checked(self.book, request, custom(self.book, self.rules, request))
+        except WrongAnswer as error:
+            text = f"selection {self.rules.selection!r} can't be followed: {error}; nothing was changed"
+            wrong = CustomRuleError(text)
+        except Exception as error:
+            # It is user code: whatever it raises must reach whoever waits for its answer.
+            wrong = CustomRuleError(f"selection {self.rules.selection!r} raised {describe(error)}")
+            wrong.__cause__ = error
+        log.error("the selection rule failed", selection=self.rules.selection, error=str(wrong))
+        self.wrong_answers[request.request] = wrong
+        return None
+
+    def _claim(self, request: OpenRequest, waiter: Waiter, groups: Sequence[Group]) -> None:
         lags = tuple(self.book.lag(group) for group in groups)
         version = self.book.weight_version
-        metrics = batch_metrics(request.partition, self.book.window(request.partition), groups, lags, version)
+        tally = batch_tally(request.partition, self.book.window(request.partition), groups, lags, version)
         ids = tuple(group.group_id for group in groups)
         batch = self.book.last_batch + 1
         seq = self.ledger.record(ev.BatchSampled(batch, request.request, request.partition, ids, version, lags))
-        waiter.claim = Claim(batch, seq, tuple(groups), lags, version, metrics)
+        waiter.claim = Claim(batch, seq, tuple(groups), lags, version, tally)
         self._answer(waiter)
-        return True
 
     def _refuse(self) -> bool:
         """Tell waiters whose batch can't come."""
         refused = False
         for request in list(self.book.requests.values()):
-            error = self._hopeless(request)
+            error = refusals.refusal(self, request)
             if error is not None:
                 self.ledger.record(ev.BatchRequestCancelled(request.request, type(error).__name__))
                 waiter = self.waiters[request.request]
@@ -335,24 +423,6 @@ class Controller:
                     self.streak_reasons.clear()
         return refused
 
-    def _hopeless(self, request: OpenRequest) -> Exception | None:
-        if self.closing:
-            return RunIsClosed("the run is closing, so no more batches are given out; what is sampleable stays so")
-        if self.dead is not None:
-            return self._death()
-        if request.partition != ev.TRAIN:
-            return None
-        return self._training_hopeless(request)
-
-    def _death(self) -> Exception:
-        assert self.dead is not None
-        self.death_told = True
-        if isinstance(self.dead, LogFailed):
-            return self.dead
-        error = RolloutDied(f"the rollout died, so what is waited for will not come: {describe(self.dead)}")
-        error.__cause__ = self.dead
-        return error
-
     def die(self, error: BaseException) -> None:
         """The rollout or the log is gone: tell everybody who waits."""
         if self.dead is None:
@@ -362,134 +432,15 @@ class Controller:
             return
         # Nothing can be recorded any more, that they were told included.
         for waiter in list(self.waiters.values()):
-            waiter.error = self._death()
+            waiter.error = refusals.death(self)
             self._answer(waiter)
         self.changed.set()
-
-    def why_never(self, count: int, partition: ev.Partition) -> Exception | None:
-        """Why `count` groups will not be sampleable together, as far as that is certain; None if they may be."""
-        if self.closing:
-            return RunIsClosed("the run is closing: no more groups become sampleable")
-        if self.dead is not None:
-            return self._death()
-        if partition == ev.TRAIN and (stuck := self._stuck(count)) is not None:
-            return stuck
-        if partition == ev.TRAIN and self._unjudged_streak():
-            heap = unjudged_count(self.book)
-            text = f"{heap} groups ended without a trajectory and none became sampleable; every session fails"
-            return EvictionStreak(heap, self.rules.streak_bound(count), {"empty": heap}, text)
-        rule = self.rules.admission_rule
-        if partition == ev.TRAIN and self.admits and isinstance(rule, Slots) and count > rule.n + rule.ready_max:
-            counts = {"needed": count, "admitted": rule.n + rule.ready_max}
-            text = (
-                f"admission 'slots' lets {rule.n} + {rule.ready_max} groups be ready or in flight, {count} are wanted"
-            )
-            return NotEnoughGroups(count, counts, f"{text}; raise ready_max, or sample instead of waiting")
-        left = self.book.ready_count(partition) + self.book.in_flight_count(partition) + len(self.book.credits)
-        if partition != ev.TRAIN or self.source is None or self._can_draw() or count <= left:
-            return None
-        counts = {"needed": count, "sampleable": self.sampleable_count(partition), "left": left}
-        end = "is exhausted" if self.source_error is None else f"failed: {describe(self.source_error)}"
-        return NotEnoughGroups(
-            count, counts, f"the source {end}, and no more than {left} groups are left; {count} wanted"
-        )
-
-    def _stuck(self, size: int) -> SampleError | None:
-        """Why training groups don't become sampleable; None if they do."""
-        if self.missing:
-            first = next(iter(self.missing.values()))
-            return MissingMetric(first.group_id, first.session, first.metric, first.present)
-        bound = self.rules.streak_bound(size)
-        if self.streak >= bound:
-            why = ", ".join(f"{reason} {count}" for reason, count in sorted(self.streak_reasons.items()))
-            text = (
-                f"{self.streak} groups in a row were evicted and none became sampleable (bound {bound}): {why}. "
-                "The tasks are all too easy or too hard, the reward is constant, or every session fails; "
-                "raise eviction_streak_max to go on longer"
-            )
-            return EvictionStreak(self.streak, bound, self.streak_reasons, text)
-        return None
-
-    def _training_hopeless(self, request: OpenRequest) -> SampleError | None:
-        if (stuck := self._stuck(request.size)) is not None:
-            return stuck
-        window = self.book.window(ev.TRAIN)
-        limit = self.rules.generated_groups_max
-        if limit is not None and window.submitted > limit:
-            why = ", ".join(f"{reason} {count}" for reason, count in sorted(window.evicted.items())) or "none evicted"
-            text = f"this batch took {window.submitted} groups, generated_groups_max is {limit}; evicted: {why}"
-            return RefillLimitExceeded(window.submitted, limit, window.evicted, text)
-        if self.source_error is not None and unservable(self.book, no_more=True) == request:
-            assert self.source is not None
-            failed = SourceFailed(f"source {self.source.name!r} failed at prompt {self.source_failed_at}: "
-                                  f"{describe(self.source_error)}")  # fmt: skip
-            failed.__cause__ = self.source_error
-            return failed
-        if self.source is not None and unservable(self.book) == request:
-            return self._not_enough(request)
-        return None
-
-    def _not_enough(self, request: OpenRequest) -> NotEnoughGroups:
-        ready, flying = self.book.ready_count(), self.book.in_flight_count()
-        ahead = sum(r.size for r in self.book.waiting() if r.request < request.request)
-        counts = {"needed": request.size, "sampleable": ready, "in_flight": flying, "older_waiters": ahead}
-        older = f", of which older samplers wait for {ahead}" if ahead else ""
-        left = ready + flying - ahead
-        advice = (
-            f"sample a batch of at most {left}" if left > 0 else "nothing is left: give more prompts, or end the loop"
-        )
-        return NotEnoughGroups(
-            request.size,
-            counts,
-            f"sample({request.size}) can't be met: the source is exhausted, {ready} groups are sampleable and "
-            f"{flying} in flight{older}; they stay so: {advice}",
-        )
 
     def _answer(self, waiter: Waiter) -> None:
         del self.waiters[waiter.request]
         waiter.answered.set()
 
     # Asked from outside ------------------------------------------------------------------------------
-
-    def submit(
-        self,
-        prompt: Prompt,
-        *,
-        cause: ev.Cause = "submit",
-        size: int | None = None,
-        partition: ev.Partition = ev.TRAIN,
-        source_position: int = -1,
-        weight_version: int | None = None,
-    ) -> str:
-        """Record a new group; returns its id."""
-        group_id = self._free_id() if prompt.group_id is None else prompt.group_id
-        encoded = encoded_prompt(prompt, group_id)
-        where = self.book.is_taken(group_id)
-        if where is not None:
-            raise DuplicateGroup(group_id, where)
-        ref = self.ledger.log.payloads.put(encoded) if prompt.content is not None or prompt.extra else None
-        self.ledger.record(
-            ev.GroupSubmitted(
-                group_id,
-                size or prompt.n or self.group_size,
-                partition,
-                self.book.weight_version if weight_version is None else weight_version,
-                self.book.lineage,
-                cause,
-                prompt.dataset,
-                source_position,
-                ref,
-                prompt_length(prompt),
-            )
-        )
-        self.prompts[group_id] = prompt
-        return group_id
-
-    def _free_id(self) -> str:
-        number = self.book.totals["submitted"] + 1
-        while self.book.is_taken(f"g{number}") is not None:
-            number += 1
-        return f"g{number}"
 
     def request(self, size: int, partition: ev.Partition, wanted: frozenset[str] | None = None) -> Waiter:
         """Open a `sample()`; the waiter may be answered before this returns.
@@ -508,10 +459,14 @@ class Controller:
         """A claim of which payloads can't be read goes back; the next round of the rules evicts what is damaged."""
         for group_id, text in damaged.items():
             log.warning("a payload can't be read, so its group is evicted", group=group_id, error=text)
-        self.damaged.update(damaged)
-        self._unjudged.update(dict.fromkeys(damaged))
+        self.mark_damaged(damaged)
         self.ledger.record(ev.BatchReturned(claim.batch, "damaged"))
         self.settle()
+
+    def mark_damaged(self, damaged: Mapping[str, str]) -> None:
+        """What can't be had of these groups any more; the next round of the rules evicts those that have ended."""
+        self.damaged.update(damaged)
+        self._unjudged.update(dict.fromkeys(damaged))
 
     def withdraw(self, waiter: Waiter, reason: str) -> None:
         """A sampler stopped waiting: what it had been given goes back. Why it stopped is not lost to a broken log."""
@@ -533,7 +488,7 @@ class Controller:
     def sampleable_count(self, partition: ev.Partition) -> int:
         """Groups that could be sampled now; one that lacks the filter's metric can't."""
         missing = sum(1 for group_id in self.missing if self.book.groups[group_id].partition == partition)
-        return self.book.ready_count(partition) - missing
+        return max(0, ready_for(self.book, self.rules, partition) - missing)
 
     def _demand(self) -> int | None:
         request = self._oldest(ev.TRAIN)

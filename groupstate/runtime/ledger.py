@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+import attrs
+
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.group import SETTLED, Group, fence_reason, terminal_event
@@ -28,6 +30,21 @@ CUT = " ... (cut)"
 Observer = Callable[[ev.Record], None]
 
 
+@attrs.frozen
+class Ending:
+    """How sessions of a group that still run are brought to an end from outside."""
+
+    failure: ev.FailureKind
+    message: str
+    cancels: bool = False
+    """The group counts as cancelled; else what it has yielded decides what it is."""
+
+
+CANCELLED = Ending("cancelled", "cancelled by run.cancel", cancels=True)
+DOOMED = Ending("cancelled", "the group could not be sampled any more", cancels=True)
+SPARE = Ending("cancelled", "the group has all the sessions that it needs")
+
+
 class Ledger:
     def __init__(self, event_log: EventLog, rules: Rules, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.log = event_log
@@ -38,8 +55,8 @@ class Ledger:
         """Called after each record was applied; they take note and never record."""
         self.settle: Callable[[], None] = lambda: None
         """Runs the rules; called once a step from outside is recorded."""
-        self.giving_up: set[str] = set()
-        """Groups whose cancellation was asked for and that have not settled yet."""
+        self.endings: dict[str, Ending] = {}
+        """Groups whose open sessions are being ended, and that have not settled yet."""
 
     # Recording ---------------------------------------------------------------------------------------
 
@@ -58,8 +75,11 @@ class Ledger:
         after = self.book.preview(event, seq, at_ns)
         records = [ev.Record(seq, at_ns, event)]
         if isinstance(event, ev.SessionFinished | ev.SessionFailed) and after is not None:
+            ending = self.endings.get(event.group_id)
             terminal = terminal_event(
-                after, survivors_min=self.rules.survivors_min, cancelled=event.group_id in self.giving_up
+                after,
+                survivors_min=self.rules.survivors_min,
+                cancelled=ending is not None and ending.cancels,
             )
             if terminal is not None:
                 records.append(ev.Record(seq + 1, at_ns, terminal))
@@ -72,7 +92,7 @@ class Ledger:
         for record in records:
             self.book.apply(record)
             if isinstance(record.event, ev.GroupFinished | ev.GroupFailed | ev.GroupRequeued):
-                self.giving_up.discard(record.event.group_id)
+                self.endings.pop(record.event.group_id, None)
             for observer in self.observers:
                 observer(record)
         if self.book.released:
@@ -121,6 +141,9 @@ class Ledger:
         if fenced:
             return fenced
         self._need_open(group, session)
+        if group.filled:
+            self._end(ev.SessionFailed(group_id, session, number, SPARE.failure, SPARE.message))
+            return "settled"
         try:
             rows = checked(result, session=session, group_id=group_id)
             payload = payload_of(rows, f"session {session} of group {group_id!r}")
@@ -176,7 +199,7 @@ class Ledger:
     def _retry_delay(self, group: Group, attempt: int) -> float | None:
         """Seconds until the next attempt, doubled each time; None if there is none."""
         tries = attempt - group.requeue_count
-        if tries >= self.rules.attempts_max or group.group_id in self.giving_up:
+        if tries >= self.rules.attempts_max or group.group_id in self.endings or group.filled:
             return None
         return float(self.rules.retry_delay_s * 2 ** (tries - 1))
 
@@ -225,12 +248,15 @@ class Ledger:
 
     # Groups and weights ------------------------------------------------------------------------------
 
-    def give_up(self, group_id: str, message: str) -> None:
-        """Cancel the sessions of a group that nobody but the caller runs; each is recorded as its end."""
-        self.giving_up.add(group_id)
+    def end(self, group_id: str, ending: Ending) -> None:
+        """End the open sessions of a group that nobody but the caller runs; each is recorded as its end.
+
+        Of two endings the first holds."""
+        ending = self.endings.setdefault(group_id, ending)
         for number, session in enumerate(self.book.group(group_id).sessions):
             if session.state not in SETTLED:
-                self.record(ev.SessionFailed(group_id, number, session.attempt, "cancelled", _cut(message)))
+                message = _cut(ending.message)
+                self.record(ev.SessionFailed(group_id, number, session.attempt, ending.failure, message))
         self.settle()
 
     def publish(self, weight_version: int) -> None:

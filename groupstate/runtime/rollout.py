@@ -21,6 +21,8 @@ from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import DamagedPayload, EngineDied, GroupstateError, UnusableResult
 from groupstate.runtime.controller import Controller, Signal
+from groupstate.runtime.deadlines import timed_out
+from groupstate.runtime.ledger import Ending
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
 
@@ -46,6 +48,7 @@ class Rollout:
         self._engine = engine
         self._params = params
         self._cancel_grace_s = cancel_grace_s
+        self._deadline_s = controller.rules.session_deadline_s
         self._queue: deque[str] = deque()
         self._wake = Signal()
         self._scopes: dict[str, anyio.CancelScope] = {}
@@ -91,14 +94,17 @@ class Rollout:
         self._scopes[group_id] = scope
         tasks.start_soon(self._run_group, group, scope, name=f"group {group_id}")
 
-    def cancel(self, group_id: str) -> bool:
-        """Cancel the sessions of a group; each is recorded as its end. False if they don't run here."""
+    def end(self, group_id: str, ending: Ending) -> bool:
+        """Cancel the open sessions of a group; each is recorded as its end. False if they don't run here."""
         scope = self._scopes.get(group_id)
         if scope is None:
             return False
-        self._ledger.giving_up.add(group_id)
+        self._ledger.endings.setdefault(group_id, ending)
         scope.cancel()
         return True
+
+    def runs(self, group_id: str) -> bool:
+        return group_id in self._scopes
 
     # One group ---------------------------------------------------------------------------------------
 
@@ -117,9 +123,10 @@ class Rollout:
             if self._scopes.get(group.group_id) is scope:
                 del self._scopes[group.group_id]
             self._record_endings(group)
-            if group.group_id in self._ledger.giving_up:
-                # What has no ending of its own was cancelled, before its first step or in the middle.
-                self._ledger.give_up(group.group_id, "the group was cancelled")
+            ending = self._ledger.endings.get(group.group_id)
+            if ending is not None:
+                # What has no end of its own was cancelled, before its first step or in the middle.
+                self._ledger.end(group.group_id, ending)
             self._controller.changed.set()
 
     def _record_endings(self, group: Group) -> None:
@@ -136,9 +143,9 @@ class Rollout:
         if known is not None:
             return known
         if group.prompt is None:
-            return Prompt(None, group.dataset, group.size, group.group_id)
+            return Prompt(None, group.dataset, group.needed, group.group_id)
         data = self._ledger.log.payloads.get(group.prompt)
-        return decoded_prompt(data, dataset=group.dataset, n=group.size, group_id=group.group_id)
+        return decoded_prompt(data, dataset=group.dataset, n=group.needed, group_id=group.group_id)
 
     def _unreadable(self, group: Group, error: DamagedPayload) -> None:
         log.warning("the prompt can't be read, so the group fails", group=group.group_id, error=str(error))
@@ -188,10 +195,15 @@ class Rollout:
         # A task of its own, because a task group would wait for ever for one that ignores its cancellation.
         task = asyncio.ensure_future(self._call(ctx))
         try:
-            await asyncio.wait({task})
+            done, _ = await asyncio.wait({task}, timeout=self._deadline_s)
+            if not done:
+                await self._end_late(task)
         except asyncio.CancelledError:
             await self._end_cancelled(task, ctx)
             raise
+        if not done and _gave_nothing(task):
+            self._expire(task, ctx)
+            return
         if task.cancelled():
             self._ledger.fail(*who, "cancelled", "the session cancelled itself")
             return
@@ -205,6 +217,19 @@ class Rollout:
             self._ledger.fail(*who, "error", describe(error), retryable=isinstance(error, RetryableError))
             if not isinstance(error, Exception):
                 raise error
+
+    async def _end_late(self, task: "asyncio.Task[SessionResult]") -> None:
+        """Cancel a session that is past its deadline, and give it the grace to end."""
+        task.cancel()
+        await asyncio.wait({task}, timeout=self._cancel_grace_s)
+
+    def _expire(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
+        """A session past its deadline that gave no result all the same."""
+        log.warning("session timed out", group=ctx.group_id, session=ctx.session, deadline_s=self._deadline_s)
+        if not task.done():
+            self._give_up(task, ctx)
+        who = (ctx.group_id, ctx.session, ctx.attempt)
+        self._ledger.fail(*who, "timeout", timed_out(self._deadline_s), retryable=True)
 
     async def _call(self, ctx: SessionContext) -> SessionResult:
         return await self._function(ctx)
@@ -223,13 +248,17 @@ class Rollout:
             done, _ = await asyncio.wait({task}, timeout=self._cancel_grace_s)
         endings = self._endings.setdefault(ctx.group_id, [])
         if not done:
-            self._stubborn.add(task)
-            task.add_done_callback(lambda _: self._late(task, ctx))
-            log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session)
+            self._give_up(task, ctx)
             endings.append((ctx, LOST))
         elif not task.cancelled() and task.exception() is None:
             # It had its result before the cancellation reached it.
             endings.append((ctx, task.result()))
+
+    def _give_up(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
+        """Wait no longer for a session that ignores its cancellation."""
+        self._stubborn.add(task)
+        task.add_done_callback(lambda _: self._late(task, ctx))
+        log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session)
 
     def _late(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
         """A session that was given up as lost has ended after all: what it yields is fenced."""
@@ -249,3 +278,11 @@ class Rollout:
             return False
         session = group.sessions[ctx.session]
         return session.attempt == ctx.attempt and session.state == "open"
+
+
+def _gave_nothing(task: "asyncio.Task[SessionResult]") -> bool:
+    """A task that was cancelled has no result, nor an error that concerns more than itself."""
+    if not task.done() or task.cancelled():
+        return True
+    error = task.exception()
+    return isinstance(error, Exception) and not isinstance(error, EngineDied)

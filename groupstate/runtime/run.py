@@ -5,15 +5,9 @@ Rule 2: what a caller was told is durable first: batches, marks, commits.
 """
 
 import asyncio
-import contextlib
-import math
-import os
-import signal
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
@@ -24,9 +18,9 @@ from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
 from groupstate.core.phases import Phase
-from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, decoded_prompt, encoded_prompt
+from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt, encoded_prompt
 from groupstate.core.rules import Rules
-from groupstate.engines.port import Engine, SamplingParams
+from groupstate.engines.port import Engine
 from groupstate.errors import (
     BadSettings,
     GroupstateError,
@@ -34,22 +28,17 @@ from groupstate.errors import (
     LogFailed,
     RolloutDied,
     RunIsClosed,
-    Unsupported,
 )
-from groupstate.log.file import FileLog
-from groupstate.log.memory import MemoryLog
-from groupstate.log.port import Durability, EventLog
-from groupstate.log.rundir import RunDir
-from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller
+from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.handles import GroupHandle
-from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.ledger import CANCELLED, Ledger
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.sampler import Sampler, check_partition
-from groupstate.runtime.session import SessionFunction, describe
-from groupstate.runtime.sources import Source, as_source
+from groupstate.runtime.session import describe
+from groupstate.runtime.sources import as_source
 
 T = TypeVar("T")
 log = Logger("groupstate.run")
@@ -69,6 +58,12 @@ class Run:
         self._controller = controller
         self._rollout = rollout
         self._sampler = Sampler(controller)
+        controller.runner = rollout
+        self.deadlines = Deadlines(
+            controller,
+            now=asyncio.get_running_loop().time,
+            runs_here=lambda group_id: rollout is not None and rollout.runs(group_id),
+        )
         self._grace_s = grace_s
         self._thread = threading.get_ident()
         self._publishing = anyio.Lock()
@@ -128,6 +123,7 @@ class Run:
         partition: str = ev.TRAIN,
         dataset: str | None = None,
         weight_version: int | None = None,
+        target_version: int | None = None,
     ) -> GroupHandle:
         """Submit a prompt: a new group, pending.
 
@@ -136,10 +132,12 @@ class Run:
             n: sessions; None takes the prompt's, then the run's.
             group_id: None makes one.
             weight_version: the stamp; leave it out outside of imports and tests.
+            target_version: the one weight version at which the group may be sampled, for selection
+                `exact_version`; None: the next one that isn't full.
 
         Raises:
             DuplicateGroup: the id is taken.
-            BadInput: the prompt can't be stored.
+            BadInput: the prompt can't be stored, or nobody will sample at `target_version`.
             RunIsClosed: the run is closing.
         """
         given = as_prompt(prompt)
@@ -155,7 +153,9 @@ class Run:
 
         def record() -> GroupHandle:
             self._need_open("submit")
-            new = self._controller.submit(whole, partition=partition, weight_version=weight_version)
+            new = self._controller.drawing.submit(
+                whole, partition=partition, weight_version=weight_version, target_version=target_version
+            )
             self._controller.settle()
             return GroupHandle(new, self._size(new), whole, self)
 
@@ -179,9 +179,9 @@ class Run:
             return known
         group = self.book.group(group_id)
         if group.prompt is None:
-            return Prompt(None, group.dataset, group.size, group_id)
+            return Prompt(None, group.dataset, group.needed, group_id)
         data = self.ledger.log.payloads.get(group.prompt)
-        return decoded_prompt(data, dataset=group.dataset, n=group.size, group_id=group_id)
+        return decoded_prompt(data, dataset=group.dataset, n=group.needed, group_id=group_id)
 
     async def wait_changed(self) -> None:
         """Wait until something has happened in the run.
@@ -256,8 +256,7 @@ class Run:
             group = self.book.group(group_id, "cancel")
             if not group.in_flight:
                 raise IllegalTransition(group_id, str(group.phase), "a cancellation", ["GroupEvicted", "BatchSampled"])
-            if self._rollout is None or not self._rollout.cancel(group_id):
-                self.ledger.give_up(group_id, "cancelled by run.cancel")
+            self._controller.end(group_id, CANCELLED)
 
         self.in_loop(give_up)
 
@@ -450,170 +449,3 @@ def _first_cause(error: BaseException) -> BaseException:
 
 def _number(batch: Batch | int) -> int:
     return batch if isinstance(batch, int) else batch.number
-
-
-@contextlib.asynccontextmanager
-async def open_run(
-    path: str | Path | None = None,
-    *,
-    rules: Rules | None = None,
-    source: Any = None,
-    session: SessionFunction | None = None,
-    engine: Engine | None = None,
-    params: SamplingParams | None = None,
-    group_size: int = 8,
-    weight_version: int | None = None,
-    resume_at: CheckpointMark | None = None,
-    grace_s: float = 10.0,
-    cancel_grace_s: float = 5.0,
-    durability: Durability = "fsync",
-    take_over: bool = False,
-    log: EventLog | None = None,
-    seed: int = 0,
-    clock_ns: Callable[[], int] = time.time_ns,
-) -> AsyncIterator[Run]:
-    """Open a run, new or again, and close it at the end of the block.
-
-    Args:
-        path: run directory, made if it isn't there; None keeps everything in memory.
-        rules: None takes the log's, or the defaults for a new run.
-        source: where prompts come from: a `Source`, a .jsonl or .parquet file, any iterable; None if only
-            `run.submit` brings prompts.
-        session: `async def session(ctx) -> Trajectory | list[Trajectory]`, run for each session of each group;
-            None if the sessions are dispatched by the caller.
-        engine: what `ctx.generate` uses. It is not closed with the run.
-        params: how it generates.
-        group_size: sessions per group, where the prompt doesn't say.
-        weight_version: the trainer's version; None is 0 for a new run, the last published for an old one.
-        resume_at: go back to this mark.
-        grace_s: seconds that sessions get to end when the run closes; then they start over on the next opening.
-        cancel_grace_s: seconds that a cancelled session gets to end before it is given up as lost.
-        durability: what acknowledged events survive: `fsync` the machine, `os` the process, `memory` nothing.
-        take_over: take the run from a writer on another host, of whom nobody here can tell whether it lives.
-        log: an event log to use instead of `path`.
-
-    Raises:
-        LogInUse: another process writes this run.
-        NotARun: the path holds something else.
-        CorruptLog, LostEvents, UnsupportedLog: the log can't be trusted; nothing was changed.
-        BadMark: `resume_at` doesn't fit this log.
-        RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
-    """
-    _need_asyncio()
-    event_log = log
-    try:
-        _check_settings(group_size, grace_s, cancel_grace_s)
-        prompts = None if source is None else as_source(source)
-        if event_log is None:
-            event_log = _open_log(path, durability, take_over)
-        run = _made(event_log, rules, prompts, session, engine, params, group_size, cancel_grace_s, grace_s, clock_ns)
-        _begin(run, event_log, weight_version, resume_at, seed)
-    except BaseException:
-        if event_log is not None:
-            with anyio.CancelScope(shield=True):
-                await event_log.aclose()
-        raise
-    failure: BaseException | None = None
-    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
-        run.portal = portal
-        tasks.start_soon(run._watch_log)
-        if session is not None:
-            tasks.start_soon(run._run_rollout)
-        try:
-            yield run
-        except BaseException as error:
-            # Raised again below, outside of the task groups, which would wrap it.
-            failure = error
-            run.hurry()
-        came = await run.close_whatever_comes("closed" if failure is None else type(failure).__name__)
-        failure = failure or came
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    run._raise_untold()
-
-
-def _need_asyncio() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError as error:
-        raise Unsupported(
-            "groupstate runs on asyncio; start it with asyncio.run() or anyio.run(..., backend='asyncio')"
-        ) from error
-    if not hasattr(signal, "SIGKILL"):
-        raise Unsupported("groupstate needs Linux or macOS: its locks and durability are not made for Windows")
-
-
-def _check_settings(group_size: int, grace_s: float, cancel_grace_s: float) -> None:
-    """What can be wrong is told before anything is written."""
-    if not isinstance(group_size, int) or not 1 <= group_size <= GROUP_SIZE_MAX:
-        raise BadSettings(f"group_size is {group_size!r}; it must be an integer from 1 to {GROUP_SIZE_MAX}")
-    for name, value in (("grace_s", grace_s), ("cancel_grace_s", cancel_grace_s)):
-        if not math.isfinite(value) or value < 0:
-            raise BadSettings(f"{name} is {value}; it must be finite and at least 0")
-
-
-def _open_log(path: str | Path | None, durability: Durability, take_over: bool) -> EventLog:
-    if durability not in get_args(Durability):
-        raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
-    if path is None:
-        return MemoryLog()
-    exists = os.path.lexists(RunDir.at(path).marker)
-    if durability == "memory":
-        if exists:
-            raise BadSettings(
-                f"{path} holds a run on disk; durability 'memory' would pass it over, so leave the path out"
-            )
-        return MemoryLog()
-    if exists:
-        return FileLog.open(path, durability=durability, take_over=take_over)
-    return FileLog.create(path, durability=durability)
-
-
-def _made(
-    event_log: EventLog,
-    rules: Rules | None,
-    source: Source | None,
-    session: SessionFunction | None,
-    engine: Engine | None,
-    params: SamplingParams | None,
-    group_size: int,
-    cancel_grace_s: float,
-    grace_s: float,
-    clock_ns: Callable[[], int],
-) -> Run:
-    ledger = Ledger(event_log, rules or Rules(), clock_ns=clock_ns)
-    recovery.load(ledger)
-    if rules is None and ledger.book.run_id:
-        ledger.rules = recovery.stored_rules(ledger.book)
-    controller = Controller(ledger, source, group_size=group_size)
-    rollout = None
-    if session is not None:
-        rollout = Rollout(
-            controller, session, engine=engine, params=params or SamplingParams(), cancel_grace_s=cancel_grace_s
-        )
-    return Run(ledger, controller, rollout, engine, grace_s)
-
-
-def _begin(
-    run: Run, event_log: EventLog, weight_version: int | None, resume_at: CheckpointMark | None, seed: int
-) -> None:
-    """Write what the log begins or goes on with, and bring the source to its place."""
-    book, controller = run.book, run._controller
-    if not book.run_id:
-        if resume_at is not None:
-            raise BadSettings("resume_at needs a run that was begun; this one is new")
-        run_id = getattr(event_log, "log_id", "memory")
-        recovery.start(run.ledger, run_id=str(run_id), weight_version=weight_version or 0, seed=seed)
-    else:
-        recovery.recover(
-            run.ledger,
-            torn_bytes=getattr(event_log, "torn_bytes", 0),
-            weight_version=weight_version,
-            resume_at=resume_at,
-        )
-        recovery.keep_live_payloads(book, event_log)
-        controller.rejudge()
-    if controller.source is not None and book.source_position:
-        controller.source.seek(book.source_position)
-    controller.settle()

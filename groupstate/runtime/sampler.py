@@ -22,6 +22,7 @@ from groupstate.core.trajectory import Trajectory, restored
 from groupstate.errors import BadSettings, DamagedPayload, RunIsClosed, SampleError, SamplerBusy, SampleTimeout
 from groupstate.runtime.controller import Claim, Controller, Waiter
 from groupstate.runtime.logs import Logger
+from groupstate.runtime.refusals import why_never
 
 log = Logger("groupstate.sampler")
 
@@ -57,7 +58,7 @@ class Sampler:
             DamagedPayload: of a validation group; a damaged training group is evicted and another awaited.
             LogFailed: the log is broken.
         """
-        self._check(batch_size, partition)
+        self.check(batch_size, partition)
         if weight_version is not None:
             self._ledger.publish(weight_version)
         deadline = anyio.current_time() + timeout_s if timeout_s is not None else math.inf
@@ -106,7 +107,7 @@ class Sampler:
 
     async def _watch(self, count: int, partition: str) -> int:
         while self.sampleable_count(partition) < count:
-            never = self._controller.why_never(count, partition)
+            never = why_never(self._controller, count, partition)
             if never is not None:
                 raise never
             await self._controller.changed.wait()
@@ -126,7 +127,11 @@ class Sampler:
             dispatches=self._controller.admits,
         )
 
-    def _check(self, batch_size: int, partition: str) -> None:
+    def check(self, batch_size: int, partition: str) -> None:
+        """
+        Raises:
+            SampleError, BadSettings, RunIsClosed: such a batch can't be asked for now.
+        """
         check_partition(partition)
         if self._controller.closing:
             raise RunIsClosed("the run is closed; open it again to sample")
@@ -194,13 +199,13 @@ def check_partition(partition: str) -> None:
 
 def _batch(claim: Claim, partition: str, data: dict[int, bytes]) -> Batch:
     groups = tuple(_batch_group(g, lag, data) for g, lag in zip(claim.groups, claim.lags, strict=True))
-    return Batch(claim.batch, partition, groups, claim.weight_version, claim.metrics)
+    return Batch(claim.batch, partition, groups, claim.weight_version, claim.tally)
 
 
 def _batch_group(group: Group, lag: int, data: dict[int, bytes]) -> BatchGroup:
     return BatchGroup(
         group_id=group.group_id,
-        size=group.size,
+        size=group.needed,
         phase=str(group.phase),
         partial=group.partial,
         dataset=group.dataset,
@@ -223,4 +228,4 @@ def _prompt(group: Group, data: dict[int, bytes]) -> Prompt | None:
     ref: PayloadRef | None = group.prompt
     if ref is None:
         return None
-    return decoded_prompt(data[ref.key], dataset=group.dataset, n=group.size, group_id=group.group_id)
+    return decoded_prompt(data[ref.key], dataset=group.dataset, n=group.needed, group_id=group.group_id)

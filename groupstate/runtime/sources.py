@@ -6,7 +6,7 @@ Rule 2: a source that can seek goes on behind the last submitted prompt when a r
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,8 +122,64 @@ class FunctionSource:
         self.position = position
 
 
+class MixedSource:
+    """Several datasets, each with a source of its own. In a run the rules' shares say whose turn it is."""
+
+    def __init__(self, sources: Mapping[str, Any], *, name: str = "mixed") -> None:
+        """
+        Args:
+            sources: per dataset a source, or what `as_source` makes one of. Its prompts are of that dataset,
+                whatever they say.
+        """
+        self.name = name
+        self._sources = {dataset: as_source(source) for dataset, source in sources.items()}
+        self._done: set[str] = set()
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Those that may have prompts left."""
+        return tuple(dataset for dataset in self._sources if dataset not in self._done)
+
+    @property
+    def position(self) -> int:
+        """Prompts drawn in all."""
+        return sum(source.position for source in self._sources.values())
+
+    def position_of(self, dataset: str) -> int:
+        return self._sources[dataset].position
+
+    def draw_from(self, dataset: str) -> Prompt | None:
+        """The next prompt of one dataset; None once it has no more."""
+        prompt = self._sources[dataset].draw()
+        if prompt is None:
+            self._done.add(dataset)
+            return None
+        return attrs.evolve(prompt, dataset=dataset)
+
+    def draw(self) -> Prompt | None:
+        """The next prompt of the dataset that has given the fewest: for use outside of a run."""
+        while names := self.datasets:
+            prompt = self.draw_from(min(names, key=self.position_of))
+            if prompt is not None:
+                return prompt
+        return None
+
+    def seek(self, position: int) -> None:
+        raise BadInput(f"{self.name} is of several datasets, so one position says nothing; use seek_each")
+
+    def seek_each(self, positions: Mapping[str, int]) -> None:
+        """Go on behind the last prompt of each dataset."""
+        for dataset, source in self._sources.items():
+            if position := positions.get(dataset, 0):
+                source.seek(position)
+        self._done.clear()
+
+
 def as_source(value: Any) -> Source:
-    """A source from what users have at hand: a source, a file name, a list, any other iterable."""
+    """A source from what users have at hand: a source, a file name, a list, any other iterable; a mapping of
+    dataset names to such."""
+    if isinstance(value, Mapping):
+        return MixedSource(value)
     if isinstance(value, (str, Path)):
         return file_source(Path(value))
     if hasattr(value, "draw") and hasattr(value, "seek"):

@@ -15,9 +15,10 @@ from groupstate.core.events import TRAIN
 from groupstate.core.explain import Explanation
 from groupstate.core.rules import Rules
 from groupstate.errors import RunIsClosed
-from groupstate.runtime import run as run_async
+from groupstate.runtime import opening
 from groupstate.runtime.handles import GroupHandle
 from groupstate.runtime.recovery import CheckpointMark
+from groupstate.runtime.run import Run as AsyncRun
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -26,7 +27,7 @@ Args = TypeVarTuple("Args")
 class Run:
     """Blocking twin of `groupstate.Run`; see there for what the calls do and raise."""
 
-    def __init__(self, inner: run_async.Run, portal: anyio.from_thread.BlockingPortal) -> None:
+    def __init__(self, inner: AsyncRun, portal: anyio.from_thread.BlockingPortal) -> None:
         self._inner = inner
         self._portal = portal
         self._left = False
@@ -137,7 +138,7 @@ def open_run(path: Any = None, **options: Any) -> Iterator[Run]:
     """
     with (
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
-        portal.wrap_async_context_manager(run_async.open_run(path, **options)) as inner,
+        portal.wrap_async_context_manager(opening.open_run(path, **options)) as inner,
     ):
         run = Run(inner, portal)
         try:

@@ -27,8 +27,9 @@ from groupstate.core.trajectory import Trajectory
 from groupstate.errors import GroupstateError, UnusableResult
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
+from groupstate.runtime.opening import open_run
 from groupstate.runtime.recovery import CheckpointMark
-from groupstate.runtime.run import Run, open_run
+from groupstate.runtime.run import Run
 from groupstate.runtime.sources import IteratorSource
 from groupstate.simulate.loop import VirtualLoop, run_virtual
 from groupstate.simulate.scenario_file import MalformedScenario, Scenario, Step, load

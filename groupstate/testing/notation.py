@@ -29,16 +29,19 @@ from typing import Final, TypeVar
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book, replayed
-from groupstate.core.decide import selected
+from groupstate.core.custom import CustomRule
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import Rules
+from groupstate.core.select import selected
+from groupstate.core.supply import next_target
 from groupstate.core.trajectory import Trajectory
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller, Waiter
-from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.deadlines import Deadlines
+from groupstate.runtime.ledger import Ending, Ledger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.sources import ListSource
 
@@ -60,6 +63,7 @@ class Story:
         admits: bool = False,
         weight_version: int = 0,
         controlled: bool | None = None,
+        selection: CustomRule | None = None,
     ) -> None:
         """
         Args:
@@ -68,7 +72,9 @@ class Story:
             group_size: sessions of the groups that admission starts.
             admits: a rollout would be running, so that admission starts new prompts.
             controlled: False keeps the controller out although there are rules (the ledger reads some).
+            selection: a function in place of the rules' own selection.
         """
+        self._selection = selection
         self.rules = rules or Rules()
         self.log = MemoryLog()
         self.now_ns = START_NS
@@ -89,8 +95,9 @@ class Story:
         self.controller: Controller | None = None
         if self._controlled:
             source = None if self._source is None else ListSource(self._source)
-            self.controller = Controller(self.ledger, source, group_size=self._group_size)
+            self.controller = Controller(self.ledger, source, group_size=self._group_size, custom=self._selection)
             self.controller.admits = self._admits
+            self._deadlines = Deadlines(self.controller, now=lambda: self.now_ns / 1e9)
 
     def _check_replay(self, record: ev.Record) -> None:
         again = replayed(self.log.read(stop=record.seq + 1))
@@ -151,10 +158,12 @@ class Story:
     def _submit(self, words: list[str]) -> None:
         group_id, _, size = words[0].rpartition("/")
         options = _options(words[1:])
+        trains = options.get("partition", ev.TRAIN) == ev.TRAIN
+        spare = self.rules.oversample if trains else 0
         self.ledger.record(
             ev.GroupSubmitted(
                 group_id,
-                int(size),
+                int(size) + spare,
                 options.get("partition", ev.TRAIN),
                 int(options.get("stamp", self.book.weight_version)),
                 self.book.lineage,
@@ -162,9 +171,16 @@ class Story:
                 options.get("dataset", ""),
                 int(options.get("position", -1)),
                 self.log.payloads.put(options["content"].encode()) if "content" in options else None,
+                target_version=self._target(options, trains),
+                oversample=spare,
             )
         )
         self.ledger.settle()
+
+    def _target(self, options: dict[str, str], trains: bool) -> int | None:
+        if not trains or not self.rules.targets_versions:
+            return None
+        return int(options["target"]) if "target" in options else next_target(self.book, self.rules)
 
     def _start(self, words: list[str]) -> None:
         options = _options(words[1:])
@@ -202,7 +218,7 @@ class Story:
             yield from ((word, number) for number in range(self.group(word).size))
 
     def _cancel(self, words: list[str]) -> None:
-        self.ledger.give_up(words[0], "told so")
+        self.ledger.end(words[0], Ending("cancelled", "told so", cancels=True))
 
     def _requeue(self, words: list[str]) -> None:
         self.record(ev.GroupRequeued(words[0], "told so"))
@@ -235,6 +251,8 @@ class Story:
 
     def _wait(self, words: list[str]) -> None:
         self.now_ns += int(float(words[0]) * 1e9)
+        if self.controller is not None:
+            self._deadlines.expire()
 
     def _close(self, words: list[str]) -> None:
         self.record(ev.RunClosed("told so"))
@@ -254,7 +272,7 @@ class Story:
 
     def _serve(self, request: OpenRequest) -> None:
         """What the controller does, for stories without rules."""
-        groups = selected(self.book, request)
+        groups = selected(self.book, self.rules, request)
         self.ledger.record(
             ev.BatchSampled(
                 self.book.last_batch + 1,
@@ -287,8 +305,7 @@ class Story:
         recovery.recover(self.ledger, torn_bytes=0, weight_version=version, resume_at=resume_at)
         if self.controller is not None:
             self.controller.rejudge()
-            if self.controller.source is not None:
-                self.controller.source.seek(self.book.source_position)
+            self.controller.drawing.seek()
         self.ledger.settle()
 
     def _kept_mark(self, number: int) -> CheckpointMark:
@@ -337,6 +354,7 @@ def play(
     admits: bool = False,
     weight_version: int = 0,
     controlled: bool | None = None,
+    selection: CustomRule | None = None,
 ) -> Story:
     """A story from its first line; see `Story` for the arguments."""
     return Story(
@@ -346,6 +364,7 @@ def play(
         admits=admits,
         weight_version=weight_version,
         controlled=controlled,
+        selection=selection,
     ).tell(*lines)
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from groupstate import Batch, BatchGroup, Prompt, Trajectory, VersionSpan
+from groupstate import Batch, BatchGroup, Prompt, Tally, Trajectory, VersionSpan
+from groupstate.core.metrics import Spread
 
 
 def row(
@@ -40,7 +41,7 @@ def group(
 
 
 def batch(*groups: BatchGroup) -> Batch:
-    return Batch(number=1, partition="train", groups=groups, weight_version=3, metrics={"training/x": 1.0})
+    return Batch(number=1, partition="train", groups=groups, weight_version=3, tally=Tally("train", {"x": 1.0}))
 
 
 # Strategies ------------------------------------------------------------------------------------------
@@ -108,13 +109,26 @@ def batch_groups(draw: st.DrawFn, number: int) -> BatchGroup:
     )
 
 
+def tallies(partition: str, numbers: st.SearchStrategy[float] = finite) -> st.SearchStrategy[Tally]:
+    names = st.sampled_from(["x", "y/z", "reward"])
+    counts = st.dictionaries(numbers, st.integers(1, 9), min_size=1, max_size=3)
+    return st.builds(
+        Tally,
+        st.just(partition),
+        st.dictionaries(names, numbers),
+        st.dictionaries(names, st.lists(numbers, min_size=1, max_size=3).map(Spread.of)),
+        st.dictionaries(names, counts),
+    )
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
     count = draw(st.integers(0, 3))
+    partition = draw(st.sampled_from(["train", "val"]))
     return Batch(
         number=draw(st.integers(1, 9)),
-        partition=draw(st.sampled_from(["train", "val"])),
+        partition=partition,
         groups=tuple(draw(batch_groups(number)) for number in range(count)),
         weight_version=draw(st.integers(0, 9)),
-        metrics=draw(st.dictionaries(st.text(max_size=5), finite, max_size=3)),
+        tally=draw(tallies(partition)),
     )

@@ -35,7 +35,7 @@ def test_a_new_book_is_empty() -> None:
     book = Book()
 
     assert (book.last_seq, book.weight_version, book.lineage, book.run_id) == (0, 0, 1, "")
-    assert (book.ready_count(), book.in_flight_count(), book.oldest_in_flight()) == (0, 0, None)
+    assert (book.ready_count(), book.in_flight_count(), list(book.in_flight_by_age())) == (0, 0, [])
     assert (book.waiting(), book.partitions(), list(book.ready())) == ([], [], [])
 
 
@@ -419,7 +419,7 @@ def test_only_groups_whose_lag_grows_are_in_the_order_of_age() -> None:
     )
 
     assert story.ready() == ["a", "b", "c"]
-    assert [group.group_id for group in story.book.by_age()] == ["b", "c"]
+    assert [[group.group_id for group in groups] for groups in story.book.by_age()] == [["b", "c"]]
 
 
 def test_a_batch_of_a_recovered_run_comes_back_with_its_lag() -> None:

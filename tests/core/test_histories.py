@@ -15,7 +15,7 @@ from groupstate.core.rules import Rules
 from groupstate.core.trajectory import Trajectory
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime import recovery
-from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.ledger import CANCELLED, Ledger
 
 PARTITIONS = ["train", "val"]
 DATA_SETS = ["", "math"]
@@ -42,6 +42,7 @@ class Told:
     lag_when_sampled: int = 0
     kept_lag: int | None = None
     rewound_to: int | None = None
+    ended_version: int = 0
 
 
 class Model:
@@ -90,6 +91,7 @@ class Model:
         whole = finished == len(group.sessions)
         partial = self.survivors_min is not None and finished >= self.survivors_min
         group.phase = group.terminal = "finished" if whole or partial else "failure"
+        group.ended_version = self.version
         used = [version for tokens in group.tokens for version in tokens]
         if self.basis != "dispatch" and used:
             firsts = [tokens[0] for tokens in group.tokens if tokens]
@@ -108,6 +110,7 @@ class Model:
         group.version = group.stamp
         group.aged_from = group.stamp if group.rewound_to is None else min(group.stamp, group.rewound_to)
         group.phase, group.terminal, group.kept_lag = "pending", "", None
+        group.ended_version = 0
 
     def back(self, name: str) -> None:
         group = self.groups[name]
@@ -272,7 +275,7 @@ class History:
         if not names:
             return False
         name = self.one_of(names)
-        self.ledger.give_up(name, "told so")
+        self.ledger.end(name, CANCELLED)
         group = self.model.groups[name]
         group.sessions = [state if state == "finished" else "failed" for state in group.sessions]
         survivors, self.model.survivors_min = self.model.survivors_min, None
@@ -370,6 +373,8 @@ class History:
         self.model.mark_count = number
         for name, group in self.model.groups.items():
             live = group.phase not in ("evicted", "committed") or name in undone
+            if live:
+                group.ended_version = min(group.ended_version, version)
             if live and group.aged_from > version:
                 group.aged_from = group.rewound_to = version
             if name in undone:
@@ -396,7 +401,7 @@ class History:
             assert book.lag(book.groups[name]) == model.lag(name)
         for partition in PARTITIONS:
             self.compare_indexes(partition)
-        assert [attrs.astuple(credit) for credit in book.credits] == model.credits
+        assert [attrs.astuple(credit)[:3] for credit in book.credits] == model.credits
         totals = book.totals
         counts = [totals["credit"], totals["refills"], totals["forfeited"], totals["fenced"]]
         assert counts == [model.earned, model.spent, model.forfeited, model.fenced]
@@ -418,6 +423,7 @@ class History:
         assert group.settled_count == sum(state in ("finished", "failed") for state in told.sessions)
         assert group.trajectory_count == sum(told.rows)
         assert (group.version, group.aged_from, group.stamp) == (told.version, told.aged_from, told.stamp)
+        assert group.ended_version == told.ended_version
 
     def compare_indexes(self, partition: str) -> None:
         model, book = self.model, self.book
@@ -426,11 +432,10 @@ class History:
         assert book.ready_count(partition) == len(ready)
         aging = [name for name in ready if model.groups[name].kept_lag is None]
         by_age = sorted(aging, key=lambda name: (model.groups[name].aged_from, model.groups[name].order))
-        assert [group.group_id for group in book.by_age(partition)] == by_age
+        assert [group.group_id for groups in book.by_age(partition) for group in groups] == by_age
         in_flight = model.in_flight(partition)
         assert book.in_flight_count(partition) == len(in_flight)
-        oldest = book.oldest_in_flight(partition)
-        assert (None if oldest is None else oldest.group_id) == (in_flight[0] if in_flight else None)
+        assert [group.group_id for groups in book.in_flight_by_age(partition) for group in groups] == in_flight
         for phase in Phase:
             if phase not in (Phase.EVICTED, Phase.COMMITTED):
                 names = {n for n in model.in_phase(phase) if model.groups[n].partition == partition}

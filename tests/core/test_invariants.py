@@ -309,6 +309,10 @@ class Miscounting(Book):
             self.credits.clear()
         elif self.fault == "window" and isinstance(record.event, ev.GroupEvicted):
             self.window(ev.TRAIN).evicted["stale"] += 1
+        elif self.fault == "lag" and isinstance(record.event, ev.GroupEvicted):
+            self.window(ev.TRAIN).stale_lags.append(3)
+        elif self.fault == "filtered" and isinstance(record.event, ev.GroupEvicted):
+            self.window(ev.TRAIN).filtered_values[0.5] += 1
 
 
 @pytest.mark.parametrize(
@@ -318,6 +322,8 @@ class Miscounting(Book):
         ("total", 3, "the replayed book counts 2 submitted groups, the events make it 1"),
         ("credits", 5, "the replayed book owes 0 refills, the events make it 1"),
         ("window", 11, "the metrics of this batch count 1 evicted/stale, the log holds 0"),
+        ("lag", 11, "the metrics of this batch count 1 evicted/stale with lag 3, the log holds 0"),
+        ("filtered", 11, "the metrics of this batch count 1 evicted/zero_variance at 0.5, the log holds 0"),
     ],
 )
 def test_a_book_that_counts_wrong_is_caught(fault: str, invariant: int, text: str) -> None:
@@ -326,6 +332,17 @@ def test_a_book_that_counts_wrong_is_caught(fault: str, invariant: int, text: st
         checker.feed(record)
 
     assert [(found.invariant, found.text) for found in checker.finish()] == [(invariant, text)]
+
+
+def test_lags_and_filtered_values_are_counted_by_both_sides_alike() -> None:
+    stale = ev.GroupEvicted("a", ("stale", "zero_variance"), 2, 0, -0.0, "acc")
+    flat = ev.GroupEvicted("b", ("zero_variance",), 2, 0, 0.0, "acc")
+    records = log(
+        whole("a"), whole("b"), whole("c"), ev.WeightsPublished(2), stale, flat, want(), sampled(1, "c", lags=(2,)),
+        rules=Rules(lag_max=1, filter_metric="acc"),
+    )  # fmt: skip
+
+    assert wrong(records, 11) == []
 
 
 # 4: one batch, whole, with a trajectory ------------------------------------------------------------------
@@ -433,7 +450,7 @@ def test_an_eviction_without_a_reason_is_caught() -> None:
 def test_a_refill_has_the_size_of_the_group_that_it_replaces() -> None:
     records = log(failed("a"), evict("a", credit=1), submit("b", 2, cause="refill"))
 
-    assert wrong(records, 5) == ["refill 'b' has 2 sessions, and group 'a', which it replaces, had 1"]
+    assert wrong(records, 5) == ["refill 'b' needs 2 sessions, and group 'a', which it replaces, needed 1"]
 
 
 # 6: lag --------------------------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ def test_kinds_without_a_cell_are_the_ones_about_the_whole_run() -> None:
         "WeightsPublished",
         "SourceExhausted",
         "AdmissionHeld",
+        "DatasetStarved",
         "CheckpointMarked",
         "RunRecovered",
         "RunClosed",

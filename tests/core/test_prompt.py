@@ -97,7 +97,7 @@ def test_a_bare_content_is_a_prompt_and_a_prompt_stays_what_it_is() -> None:
 def test_the_prompts_of_a_group_are_kept_beside_the_log() -> None:
     story = Story()
     controller = Controller(story.ledger, None, group_size=3)
-    group_id = controller.submit(Prompt("2 + 2", "math", extra={"answer": "4"}))
+    group_id = controller.drawing.submit(Prompt("2 + 2", "math", extra={"answer": "4"}))
     ref = story.group(group_id).prompt
 
     assert ref is not None
@@ -107,6 +107,6 @@ def test_the_prompts_of_a_group_are_kept_beside_the_log() -> None:
 def test_a_prompt_that_is_all_extra_is_kept_too() -> None:
     story = Story()
     controller = Controller(story.ledger, None, group_size=3)
-    group_id = controller.submit(Prompt(None, extra={"answer": "4"}))
+    group_id = controller.drawing.submit(Prompt(None, extra={"answer": "4"}))
 
     assert story.group(group_id).prompt is not None

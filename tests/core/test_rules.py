@@ -191,7 +191,6 @@ def test_an_admission_rule_that_never_admits_is_refused(admission: Any) -> None:
         ({"lag_max": 2}, True, False),
         ({"lag_max": 2, "on_stale": "wait"}, False, True),
         ({}, False, False),
-        ({"on_stale": "wait"}, False, False),
         ({"mode": "sync", "lag_max": 2}, False, False),
         ({"mode": "sync", "lag_max": 2, "on_stale": "wait"}, False, False),
     ],

@@ -2,13 +2,16 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from groupstate.core.metrics import EVICTION_METRICS
+from groupstate.core.held import Window
+from groupstate.core.metrics import EVICTION_METRICS, Tally, batch_tally
 from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
+from groupstate.testing.notation import play
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
 FIELDS = {field.name: field for field in msgspec.structs.fields(Rules)}
@@ -46,3 +49,25 @@ def test_each_admission_rule_has_its_row_with_its_settings(kind):
 @pytest.mark.parametrize("metric", EVICTION_METRICS)
 def test_each_eviction_metric_is_in_the_table(metric):
     assert f"| `{metric}` |" in page()
+
+
+def test_each_number_of_a_batch_is_in_the_table():
+    story = play(
+        "submit a/1 dataset=math", "submit f/2", "start f", "finish f reward=1", "submit e/1", "start e",
+        "fail e error", "start a", "finish a reward=1 versions=0", "publish 1", "submit s/1", "start s",
+        "finish s reward=1", "publish 2", "sample 1", rules=Rules(filter_metric="reward", lag_max=1),
+    )  # fmt: skip
+    story.tell("submit b/1 dataset=math", "start b", "finish b reward=1 versions=0", "sample 1")
+    tally = Tally.merged(waiter.claim.tally for waiter in story.waiters if waiter.claim)
+    named = {re.sub("math|error", lambda found: {"math": "{name}", "error": "{kind}"}[found[0]], n) for n in tally.sums}
+    named |= {f"{name}/{{mean,max,min}}" for name in tally.spreads}
+    table = page().partition("## Metrics of a batch")[2].partition("### ")[0]
+
+    assert named == set(re.findall(r"`([\w/{},]+)`", "\n".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
+
+
+def test_each_histogram_is_in_its_table():
+    tally = batch_tally("train", Window(filtered_values=Counter([1.0])), [], [], 0)
+    table = page().partition("### Metrics of several batches")[2].partition("## ")[0]
+
+    assert sorted(tally.histograms) == re.findall(r"^\| `([\w/]+)` \|", table, re.MULTILINE)

@@ -114,6 +114,19 @@ def test_an_eviction_and_the_group_in_its_place() -> None:
     assert story(records, "b").held_up_by == ""
 
 
+def test_what_was_inferred_from_a_status_is_told_as_observed() -> None:
+    told: list[ev.AnyEvent] = [
+        submit("a", 2), ev.SessionStarted("a", 0, 1, observed=True), ev.SessionStarted("a", 1, 1, observed=True),
+        ev.SessionFinished("a", 0, 1, observed=True), ev.SessionFailed("a", 1, 1, "lost", "gone", observed=True),
+        ev.GroupFailed("a"),
+    ]  # fmt: skip
+
+    started, finished, failed = texts(story(log(told), "a"))[2:5]
+    assert started == "session 1 started, attempt 1, observed"
+    assert ", observed: 0 trajectories; " in finished
+    assert ", observed: gone; no further attempt; " in failed
+
+
 @pytest.mark.parametrize(
     ("reason", "rules", "text"),
     [

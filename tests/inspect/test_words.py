@@ -27,6 +27,7 @@ WORDS = [
     (ev.SourceExhausted(), "the source gave 0 prompts"),
     (ev.AdmissionHeld("a group is at the bound"), "a group is at the bound"),
     (ev.AdmissionHeld(""), "no longer"),
+    (ev.DatasetStarved("math", 4, 1, 7), "math: none sampled for 4 versions, 1 group open, 7 evicted"),
     (ev.CheckpointMarked(1, 4, 2, "best"), "mark 1 'best', version 4, lineage 2"),
     (ev.CheckpointMarked(1, 4, 2), "mark 1, version 4, lineage 2"),
     (ev.RunRecovered({}, 1, 4, 2, torn_bytes=9), "version 4, lineage 2, 9 bytes of an interrupted commit cut"),
@@ -35,8 +36,9 @@ WORDS = [
     (ev.RunClosed("done"), "done"),
     (ev.GroupSubmitted("a", 1, "train", 0, 1, "submit"), "a: 1 session, train, version 0, by submit"),
     (
-        ev.GroupSubmitted("a", 2, "val", 0, 1, "admission", "math", 3, target_version=8),
-        "a: 2 sessions, val, version 0, by admission, prompt 3 of the source, dataset math, for version 8",
+        ev.GroupSubmitted("a", 2, "val", 0, 1, "admission", "math", 3, target_version=8, oversample=1),
+        "a: 2 sessions, val, version 0, by admission, prompt 3 of the source, dataset math, for version 8, "
+        "1 more than it needs",
     ),
     (ev.GroupFinished("a"), "a"),
     (ev.GroupFinished("a", partial=True), "a: partial"),
@@ -53,6 +55,9 @@ WORDS = [
     (ev.SessionStarted("a", 0, 1), "a/0: attempt 1"),
     (ev.SessionFinished("a", 0, 1, (ROW,)), "a/0: attempt 1, 1 trajectory, 3 tokens, of version 4 and 5, reward 0.5"),
     (ev.SessionFinished("a", 0, 1), "a/0: attempt 1, 0 trajectories"),
+    (ev.SessionStarted("a", 0, 1, observed=True), "a/0: attempt 1, observed"),
+    (ev.SessionFinished("a", 0, 1, observed=True), "a/0: attempt 1, observed, 0 trajectories"),
+    (ev.SessionFailed("a", 0, 1, "lost", "gone", observed=True), "a/0: attempt 1, observed, lost: gone"),
     (ev.SessionFailed("a", 0, 1, "timeout"), "a/0: attempt 1, timeout"),
     (ev.SessionFailed("a", 0, 1, "error", "boom\nbang", 0.5), "a/0: attempt 1, error, again in 0.5 s: boom bang"),
     (ev.ResultFenced("a", 0, 1, "finished", "gone"), "a/0: attempt 1, finished: gone"),
@@ -101,6 +106,7 @@ def test_a_record_as_an_object_has_every_field_by_name() -> None:
             }
         ],
         "payload": {"key": 1, "length": 2, "crc": 3},
+        "observed": False,
     }
 
 

@@ -10,9 +10,9 @@ from groupstate.core import events as ev
 from groupstate.core.book import replayed
 from groupstate.errors import DuplicateGroup, IllegalTransition, LogFailed, Unsupported, WeightVersionError
 from groupstate.log.memory import MemoryLog
-from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.ledger import CANCELLED, Ledger
+from groupstate.runtime.opening import _need_asyncio
 from groupstate.runtime.recovery import start
-from groupstate.runtime.run import _need_asyncio
 from tests.runtime.scenes import events, opened, ready, virtual
 
 
@@ -116,7 +116,7 @@ def test_a_short_message_is_kept_as_it_is_and_a_long_one_cut():
 
 def test_no_delay_is_promised_for_a_group_that_is_given_up():
     made = ledger(attempts_max=5)
-    made.giving_up.add("g")
+    made.endings["g"] = CANCELLED
 
     made.fail("g", 0, 1, "error", retryable=True)
 

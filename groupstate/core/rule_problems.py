@@ -1,0 +1,127 @@
+"""What is wrong with a set of rules, before anything runs under them.
+
+Rule: a setting that could never take effect, or that would leave a sampler waiting for ever, is a problem too.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from groupstate.core.rules import Rules
+
+LEAST = (
+    ("batch_size", 1),
+    ("lag_max", 0),
+    ("tolerance", 0),
+    ("survivors_min", 1),
+    ("attempts_max", 1),
+    ("retry_delay_s", 0),
+    ("requeues_max", 0),
+    ("oversample", 0),
+    ("in_flight_batches_max", 1),
+    ("generated_groups_max", 1),
+    ("eviction_streak_max", 1),
+    ("refill_multiple", 1),
+    ("share_tolerance", 0),
+    ("starvation_versions", 1),
+    ("stall_s", 0),
+)
+"""Settings that are numbers, with the least value of each."""
+
+
+def problems(rules: "Rules") -> list[str]:
+    """One sentence for each thing that is wrong."""
+    found = []
+    for name, least in LEAST:
+        value = getattr(rules, name)
+        if value is not None and not least <= value < math.inf:
+            found.append(f"{name} is {value!r}; it must be at least {least}")
+    for name in ("session_deadline_s", "group_deadline_s"):
+        value = getattr(rules, name)
+        if value is not None and not 0 < value < math.inf:
+            found.append(f"{name} is {value!r}; it must be above 0 and finite")
+    found += _admission_problems(rules)
+    found += _batch_problems(rules)
+    found += _stale_problems(rules)
+    found += _selection_problems(rules)
+    found += _dataset_problems(rules)
+    return found
+
+
+def _admission_problems(rules: "Rules") -> list[str]:
+    rule = rules.admission
+    if rule is None:
+        return []
+    found = [
+        f"admission's {name} is {getattr(rule, name)!r}; it must be at least {least}"
+        for name, least in (("warmup", 0), ("n", 1), ("ready_max", 0), ("lag_max", 0), ("in_flight_max", 1))
+        if getattr(rule, name, None) is not None and getattr(rule, name) < least
+    ]
+    if hasattr(rule, "lag_max") and rules.batch_size is None:
+        found.append("admission 'capacity' needs batch_size: it counts in batches")
+    return found
+
+
+def _batch_problems(rules: "Rules") -> list[str]:
+    found = []
+    size, limit = rules.batch_size, rules.generated_groups_max
+    if rules.drains and size is None:
+        found.append("sync mode with a filter_metric needs batch_size: its refills are bounded in batches")
+    if size is not None and limit is not None and limit < size:
+        found.append(f"generated_groups_max {limit} is below batch_size {size}, so no batch could ever be filled")
+    if rules.drains and size is not None and rules.refill_multiple > rules.in_flight_batches_max * size:
+        bound = rules.in_flight_batches_max * size
+        found.append(f"refill_multiple {rules.refill_multiple} is above the {bound} groups that may be in flight")
+    return found
+
+
+def _stale_problems(rules: "Rules") -> list[str]:
+    found = []
+    bounded = rules.lag_max is not None or bool(rules.lag_classes)
+    if rules.on_stale == "wait" and not bounded:
+        found.append("on_stale 'wait' waits for groups at the lag bound, and lag_max is not set")
+    if rules.waits_for_stale and rules.admission is not None and not hasattr(rules.admission, "warmup"):
+        for name in ("", *sorted(rules.lag_classes)):
+            if rules.lag_bound(name) == 0:
+                found.append("on_stale 'wait' with lag_max 0 needs admission 'per_batch': anything else deadlocks")
+                break
+    if rules.cancel_doomed and rules.mode == "sync" and rules.failure == "keep":
+        found.append("cancel_doomed has no effect in sync mode with failure 'keep': no group in flight is lost")
+    return found
+
+
+def _selection_problems(rules: "Rules") -> list[str]:
+    found = []
+    if rules.has_own_selection and not all(rules.selection.rpartition(":")[::2]):
+        found.append(
+            f"selection is {rules.selection!r}; it must be 'oldest_first', 'freshest_first', 'exact_version' or "
+            "the import path of a function, 'module:function'"
+        )
+    if rules.targets_versions != (rules.basis == "target_version"):
+        found.append("selection 'exact_version' and basis 'target_version' go together: set both or neither")
+    if not rules.targets_versions:
+        return found
+    if rules.mode != "async" or rules.on_stale != "drop" or rules.lag_max != 0 or rules.lag_classes:
+        found.append(
+            "selection 'exact_version' needs mode 'async', on_stale 'drop' and lag_max 0: a group whose version has "
+            "passed can never be sampled"
+        )
+    if rules.batch_size is None:
+        found.append("selection 'exact_version' needs batch_size: so many groups are made for each weight version")
+    return found
+
+
+def _dataset_problems(rules: "Rules") -> list[str]:
+    found = []
+    for name, own in rules.datasets.items():
+        for field, most in (("share", 1.0), ("lag_max", math.inf), ("tolerance", math.inf)):
+            value = getattr(own, field)
+            if value is not None and not (0 <= value <= most and value < math.inf):
+                bound = "from 0 to 1" if field == "share" else "at least 0"
+                found.append(f"datasets[{name!r}] has {field} {value!r}; it must be {bound}")
+    shares = [own.share for own in rules.datasets.values() if own.share is not None]
+    if shares and sum(shares) > 1 + 1e-9:
+        found.append(f"the shares of the datasets add up to {sum(shares):g}; it must be at most 1")
+    if shares and len(shares) == len(rules.datasets) and not sum(shares):
+        found.append("the shares of all datasets are 0, so no prompt could ever be drawn")
+    return found

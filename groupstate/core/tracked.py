@@ -1,0 +1,101 @@
+"""A group as the checker of invariants knows it: from its events alone, and not by way of a `Group`."""
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core.phases import TERMINAL, Phase
+
+
+@attrs.define(eq=False)
+class Tracked:
+    """A group as its events tell."""
+
+    group_id: str
+    size: int
+    partition: ev.Partition
+    stamp: int
+    submitted_seq: int
+    aged_from: int
+    dataset: str = ""
+    oversample: int = 0
+    target_version: int | None = None
+    phase: Phase = Phase.PENDING
+    attempts: list[int] = attrs.field(factory=list)
+    """Latest attempt per session."""
+    outcomes: list[str] = attrs.field(factory=list)
+    """How the latest attempt of each session ended; empty while it hasn't."""
+    rows: int = 0
+    first_version: int | None = None
+    oldest_version: int | None = None
+    newest_version: int | None = None
+    ending: Phase = Phase.FINISHED
+    """Where it goes back to when it comes back from a batch."""
+    kept_empty: bool = False
+    """It failed without a row, and the rules of then keep it sampleable."""
+    rule_requeues: int = 0
+    left_seq: int = 0
+    """The event that ended it, evicted it or put it into a batch: the last one of these."""
+    batch: int = 0
+    sampled_lag: int = 0
+    kept_lag: int | None = None
+    """The lag of the batch that it came back from."""
+    rewound_to: int | None = None
+    """The mark's version, where the run went back to one that the group was too new for."""
+    starts: dict[int, int | None] = attrs.field(factory=dict)
+    """Version of the first token per session, where it was known at the start."""
+
+    def begin(self, attempts: list[int]) -> None:
+        self.attempts = attempts
+        self.outcomes = [""] * self.size
+        self.rows = 0
+        self.kept_lag = None
+        self.kept_empty = False
+        self.starts = {}
+        self.first_version = self.oldest_version = self.newest_version = None
+
+    @property
+    def needed(self) -> int:
+        """Finished sessions that make it whole."""
+        return self.size - self.oversample
+
+    @property
+    def counts_from(self) -> int:
+        """What its lag counts from while no token is known."""
+        return self.stamp if self.target_version is None else self.target_version
+
+    @property
+    def unsettled(self) -> list[int]:
+        return [number for number, outcome in enumerate(self.outcomes) if not outcome]
+
+    @property
+    def is_ready(self) -> bool:
+        return self.phase in TERMINAL and (self.rows > 0 or self.partition == ev.VALIDATION or self.kept_empty)
+
+    def take_rows(self, session: int, rows: tuple[ev.TrajectoryRecord, ...]) -> None:
+        """Count a session's rows, and the versions of its tokens: without spans the one known at its start."""
+        self.rows += len(rows)
+        versions = [span.weight_version for row in rows for span in row.spans]
+        started = self.starts.get(session)
+        if rows and not versions and started is not None:
+            versions = [started]
+        if versions:
+            self.first_version = _least(self.first_version, versions[0])
+            self.oldest_version = _least(self.oldest_version, min(versions))
+            self.newest_version = max(
+                max(versions), versions[0] if self.newest_version is None else self.newest_version
+            )
+
+    def age(self, basis: str) -> None:
+        """Count the lag from what the rules' basis says, now that the group has ended."""
+        by_basis = {
+            "first_token": self.first_version,
+            "oldest_token": self.oldest_version,
+            "newest_token": self.newest_version,
+        }
+        version = by_basis.get(basis)
+        if version is not None:
+            self.aged_from = version
+
+
+def _least(known: int | None, value: int) -> int:
+    return value if known is None else min(known, value)

@@ -1,0 +1,260 @@
+"""Opens runs, new or again: `open_run` is the only way in and out.
+
+Rule: what can be wrong is told before anything is written; leaving the block leaves a log that can be opened again.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import anyio
+import anyio.from_thread
+import msgspec.structs
+
+from groupstate.core.custom import CustomRule
+from groupstate.core.prompt import GROUP_SIZE_MAX
+from groupstate.core.rules import Rules
+from groupstate.engines.port import Engine, SamplingParams
+from groupstate.errors import BadInput, BadSettings, Unsupported
+from groupstate.log.file import FileLog
+from groupstate.log.memory import MemoryLog
+from groupstate.log.port import Durability, EventLog
+from groupstate.log.rundir import RunDir
+from groupstate.runtime import recovery
+from groupstate.runtime.controller import Controller
+from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.recovery import CheckpointMark
+from groupstate.runtime.rollout import Rollout
+from groupstate.runtime.run import Run
+from groupstate.runtime.session import SessionFunction
+from groupstate.runtime.settings import is_async, load_function
+from groupstate.runtime.sources import MixedSource, Source, as_source
+
+
+@contextlib.asynccontextmanager
+async def open_run(
+    path: str | Path | None = None,
+    *,
+    rules: Rules | None = None,
+    selection: CustomRule | None = None,
+    source: Any = None,
+    session: SessionFunction | None = None,
+    engine: Engine | None = None,
+    params: SamplingParams | None = None,
+    group_size: int = 8,
+    weight_version: int | None = None,
+    resume_at: CheckpointMark | None = None,
+    grace_s: float = 10.0,
+    cancel_grace_s: float = 5.0,
+    durability: Durability = "fsync",
+    take_over: bool = False,
+    log: EventLog | None = None,
+    seed: int = 0,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> AsyncIterator[Run]:
+    """Open a run, new or again, and close it at the end of the block.
+
+    Args:
+        path: run directory, made if it isn't there; None keeps everything in memory.
+        rules: None takes the log's, or the defaults for a new run.
+        selection: a function in place of the rules' own `selection`: `rule(book, rules, request)` returns `Select`
+            and `Drop`. The log keeps its import path, by which the run finds it again unless it is given again.
+        source: where prompts come from: a `Source`, a .jsonl or .parquet file, any iterable; a mapping of dataset
+            names to such, from which the rules' shares draw; None if only `run.submit` brings prompts.
+        session: `async def session(ctx) -> Trajectory | list[Trajectory]`, run for each session of each group;
+            None if the sessions are dispatched by the caller.
+        engine: what `ctx.generate` uses. It is not closed with the run.
+        params: how it generates.
+        group_size: sessions per group, where the prompt doesn't say.
+        weight_version: the trainer's version; None is 0 for a new run, the last published for an old one.
+        resume_at: go back to this mark.
+        grace_s: seconds that sessions get to end when the run closes; then they start over on the next opening.
+        cancel_grace_s: seconds that a cancelled session gets to end before it is given up as lost.
+        durability: what acknowledged events survive: `fsync` the machine, `os` the process, `memory` nothing.
+        take_over: take the run from a writer on another host, of whom nobody here can tell whether it lives.
+        log: an event log to use instead of `path`.
+
+    Raises:
+        LogInUse: another process writes this run.
+        NotARun: the path holds something else.
+        CorruptLog, LostEvents, UnsupportedLog: the log can't be trusted; nothing was changed.
+        BadMark: `resume_at` doesn't fit this log.
+        RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
+    """
+    _need_asyncio()
+    event_log = log
+    try:
+        _check_settings(group_size, grace_s, cancel_grace_s)
+        _check_selection(selection)
+        prompts = None if source is None else as_source(source)
+        if event_log is None:
+            event_log = _open_log(path, durability, take_over)
+        ledger, custom = _ledger(event_log, rules, selection, prompts, group_size, clock_ns)
+        controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
+        rollout = None
+        if session is not None:
+            rollout = Rollout(
+                controller, session, engine=engine, params=params or SamplingParams(), cancel_grace_s=cancel_grace_s
+            )
+        run = Run(ledger, controller, rollout, engine, grace_s)
+        _begin(run, event_log, weight_version, resume_at, seed)
+    except BaseException:
+        if event_log is not None:
+            with anyio.CancelScope(shield=True):
+                await event_log.aclose()
+        raise
+    failure: BaseException | None = None
+    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
+        run.portal = portal
+        tasks.start_soon(run._watch_log)
+        if run.deadlines.needed:
+            tasks.start_soon(run.deadlines.run)
+        if session is not None:
+            tasks.start_soon(run._run_rollout)
+        try:
+            yield run
+        except BaseException as error:
+            # Raised again below, outside of the task groups, which would wrap it.
+            failure = error
+            run.hurry()
+        came = await run.close_whatever_comes("closed" if failure is None else type(failure).__name__)
+        failure = failure or came
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    run._raise_untold()
+
+
+def _need_asyncio() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise Unsupported(
+            "groupstate runs on asyncio; start it with asyncio.run() or anyio.run(..., backend='asyncio')"
+        ) from error
+    if not hasattr(signal, "SIGKILL"):
+        raise Unsupported("groupstate needs Linux or macOS: its locks and durability are not made for Windows")
+
+
+def _check_settings(group_size: int, grace_s: float, cancel_grace_s: float) -> None:
+    """What can be wrong is told before anything is written."""
+    if not isinstance(group_size, int) or not 1 <= group_size <= GROUP_SIZE_MAX:
+        raise BadSettings(f"group_size is {group_size!r}; it must be an integer from 1 to {GROUP_SIZE_MAX}")
+    for name, value in (("grace_s", grace_s), ("cancel_grace_s", cancel_grace_s)):
+        if not math.isfinite(value) or value < 0:
+            raise BadSettings(f"{name} is {value}; it must be finite and at least 0")
+
+
+def _open_log(path: str | Path | None, durability: Durability, take_over: bool) -> EventLog:
+    if durability not in get_args(Durability):
+        raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
+    if path is None:
+        return MemoryLog()
+    exists = os.path.lexists(RunDir.at(path).marker)
+    if durability == "memory":
+        if exists:
+            raise BadSettings(
+                f"{path} holds a run on disk; durability 'memory' would pass it over, so leave the path out"
+            )
+        return MemoryLog()
+    if exists:
+        return FileLog.open(path, durability=durability, take_over=take_over)
+    return FileLog.create(path, durability=durability)
+
+
+def _check_selection(selection: CustomRule | None) -> None:
+    if selection is not None and (not callable(selection) or is_async(selection)):
+        raise BadSettings(
+            f"selection is {selection!r}; it must be a plain function rule(book, rules, request): a decision sees one "
+            "state of the book, so nothing may be awaited in it"
+        )
+
+
+def _ledger(
+    event_log: EventLog,
+    rules: Rules | None,
+    selection: CustomRule | None,
+    source: Source | None,
+    group_size: int,
+    clock_ns: Callable[[], int],
+) -> tuple[Ledger, CustomRule | None]:
+    """The ledger with the log's book, and the user's own selection rule if there is one."""
+    ledger = Ledger(event_log, rules or Rules(), clock_ns=clock_ns)
+    recovery.load(ledger)
+    if rules is None and ledger.book.run_id:
+        ledger.rules = recovery.stored_rules(ledger.book)
+    if selection is not None:
+        path = f"{selection.__module__}:{getattr(selection, '__qualname__', type(selection).__qualname__)}"
+        ledger.rules = msgspec.structs.replace(ledger.rules, selection=path)
+    _check_size(ledger.rules, group_size)
+    _check_shares(ledger.rules, source)
+    return ledger, selection or own_selection(ledger.rules)
+
+
+def own_selection(rules: Rules) -> CustomRule | None:
+    """The function that `selection` names; None if it is one of the library's.
+
+    Raises:
+        BadSettings: it can't be found, or is async.
+    """
+    if not rules.has_own_selection:
+        return None
+    try:
+        found = load_function(rules.selection, "selection")
+    except BadInput as error:
+        raise BadSettings(f"{error}; or give open_run(selection=...) the function itself") from error
+    _check_selection(found)
+    return found
+
+
+def _check_size(rules: Rules, group_size: int) -> None:
+    if group_size + rules.oversample > GROUP_SIZE_MAX:
+        raise BadSettings(
+            f"group_size {group_size} and oversample {rules.oversample} make more than {GROUP_SIZE_MAX} sessions"
+        )
+
+
+def _check_shares(rules: Rules, source: Source | None) -> None:
+    """Shares are kept by drawing from one dataset or another, so the source must let us choose."""
+    shared = sorted(name for name, own in rules.datasets.items() if own.share is not None)
+    if not shared or source is None:
+        return
+    if not isinstance(source, MixedSource):
+        raise BadSettings(
+            f"the rules give shares to {', '.join(map(repr, shared))}, and the source {source.name!r} can't be asked "
+            "for one dataset; give open_run a mapping: source={'name': prompts, ...}"
+        )
+    missing = [name for name in shared if name not in source.datasets]
+    if missing:
+        raise BadSettings(
+            f"the rules give a share to {missing[0]!r}, and the source has {', '.join(map(repr, source.datasets))}"
+        )
+
+
+def _begin(
+    run: Run, event_log: EventLog, weight_version: int | None, resume_at: CheckpointMark | None, seed: int
+) -> None:
+    """Write what the log begins or goes on with, and bring the source to its place."""
+    book, controller = run.book, run._controller
+    if not book.run_id:
+        if resume_at is not None:
+            raise BadSettings("resume_at needs a run that was begun; this one is new")
+        run_id = getattr(event_log, "log_id", "memory")
+        recovery.start(run.ledger, run_id=str(run_id), weight_version=weight_version or 0, seed=seed)
+    else:
+        recovery.recover(
+            run.ledger,
+            torn_bytes=getattr(event_log, "torn_bytes", 0),
+            weight_version=weight_version,
+            resume_at=resume_at,
+        )
+        recovery.keep_live_payloads(book, event_log)
+        controller.rejudge()
+    controller.drawing.seek()
+    controller.settle()

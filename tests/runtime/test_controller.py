@@ -1,0 +1,113 @@
+"""The rules at work: what the controller does after each event."""
+
+from msgspec.structs import replace
+
+from groupstate.core import events as ev
+from groupstate.core.rules import Rules
+from groupstate.errors import EvictionStreak, NotEnoughGroups, RefillLimitExceeded
+from groupstate.testing.notation import play
+
+SYNC = Rules(mode="sync", batch_size=4, filter_metric="acc")
+
+
+# As the controller does it ---------------------------------------------------------------------------
+
+
+def test_credit_of_sync_mode_is_spent_slot_by_slot_and_the_surplus_discarded() -> None:
+    story = play(
+        "submit same/2", "submit slow/2", "start same", "start slow", "sample 2", "finish same acc=0",
+        rules=replace(SYNC, batch_size=2), source=["r1", "r2", "r3"],
+    )  # fmt: skip
+    first = story.refills()
+    story.tell("start r1", "finish r1.0 acc=0", "finish r1.1 acc=1")
+    second = story.refills()
+    story.tell("start r2", "finish r2.0 acc=0", "finish r2.1 acc=1")
+    waiting = story.batches()
+    story.tell("finish slow.0 acc=0", "finish slow.1 acc=1")
+
+    assert (first, second, waiting) == (["r1"], ["r1", "r2"], [])
+    assert story.batches() == [("slow", "r1")]
+    assert story.evicted() == {"same": ("zero_variance",), "r2": ("surplus",)}
+    assert story.refills() == ["r1", "r2"]
+
+
+def test_a_demand_that_refills_can_not_meet_is_drawn_from_the_source() -> None:
+    story = play("sample 3", rules=Rules(), source=["r1", "r2", "r3", "r4"])
+
+    assert sorted(story.book.groups) == ["r1", "r2", "r3"]
+    assert story.refills() == []
+
+
+def test_an_exhausted_source_answers_the_waiter_with_the_counts_and_keeps_the_rest() -> None:
+    story = play(
+        "submit a/1", "submit b/1", "submit c/1", "start a", "start b", "start c", "finish a acc=1",
+        "sample 3", "fail b", "finish c acc=1", rules=Rules(), source=[],
+    )  # fmt: skip
+    error = story.waiters[0].error
+    story.tell("sample 2")
+
+    assert isinstance(error, NotEnoughGroups)
+    assert (error.needed, error.counts) == (
+        3,
+        {"needed": 3, "sampleable": 1, "in_flight": 1, "older_waiters": 0},
+    )
+    assert "sample a batch of at most 2" in str(error)
+    assert story.events(ev.RefillForfeited) == [ev.RefillForfeited(1, "source exhausted")]
+    assert story.batches() == [("a", "c")]
+
+
+def test_with_several_waiters_the_one_that_is_left_without_is_told() -> None:
+    story = play("submit a/1", "start a", "sample 1", "sample 1", rules=Rules(), source=[])
+
+    assert [type(waiter.error).__name__ for waiter in story.waiters] == ["NoneType", "NotEnoughGroups"]
+    assert "1 in flight of which older samplers wait for 1" in str(story.waiters[1].error).replace(",", "")
+
+
+def test_a_streak_of_evictions_stops_the_run_with_the_reasons() -> None:
+    rules = Rules(filter_metric="acc", eviction_streak_max=3)
+    story = play("submit g/2", "sample 1", "start g", "finish g acc=1", rules=rules, source=["r1", "r2", "r3", "r4"])
+    story.tell("start r1", "finish r1 acc=1")
+    before = story.waiters[0].error
+    story.tell("start r2", "fail r2")
+    error = story.waiters[0].error
+
+    assert before is None
+    assert isinstance(error, EvictionStreak)
+    assert (error.streak, error.bound, error.reasons) == (3, 3, {"zero_variance": 2, "empty": 1})
+
+
+def test_a_group_that_is_kept_ends_the_streak() -> None:
+    rules = Rules(filter_metric="acc", eviction_streak_max=2)
+    story = play(
+        "submit a/2", "submit b/2", "submit c/2", "sample 3", "start a", "start b", "start c", "finish a acc=1",
+        "finish b.0 acc=0", "finish b.1 acc=1", "finish c acc=1", rules=rules, source=[f"r{i}" for i in range(9)],
+    )  # fmt: skip
+
+    assert story.evicted() == {"a": ("zero_variance",), "c": ("zero_variance",)}
+    assert story.waiters[0].error is None
+
+
+def test_one_batch_takes_no_more_groups_than_the_limit() -> None:
+    rules = Rules(filter_metric="acc", generated_groups_max=2)
+    story = play("submit g/2", "sample 1", "start g", "finish g acc=1", rules=rules, source=["r1", "r2"])
+    at_the_limit = story.waiters[0].error
+    story.tell("start r1", "finish r1 acc=1")
+    error = story.waiters[0].error
+
+    assert at_the_limit is None
+    assert isinstance(error, RefillLimitExceeded)
+    assert (error.generated, error.bound, error.reasons) == (3, 2, {"zero_variance": 2})
+
+
+def test_a_withdrawn_sampler_takes_nothing() -> None:
+    story = play("submit a/1", "sample 2", "withdraw", "start a", "finish a acc=1", "sample 1", rules=Rules())
+
+    assert story.batches() == [("a",)]
+    assert story.events(ev.BatchRequestCancelled) == [ev.BatchRequestCancelled(1, "told so")]
+
+
+def test_a_sampler_that_leaves_with_its_batch_gives_it_back() -> None:
+    story = play("submit a/1", "start a", "finish a acc=1", "sample 1", "withdraw", rules=Rules())
+
+    assert story.ready() == ["a"]
+    assert story.events(ev.BatchReturned) == [ev.BatchReturned(1, "cancelled")]
