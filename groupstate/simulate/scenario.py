@@ -30,7 +30,7 @@ from groupstate.log.memory import MemoryLog
 from groupstate.runtime.opening import open_run
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.run import Run
-from groupstate.runtime.sources import IteratorSource
+from groupstate.runtime.sources import IteratorSource, MixedSource, Source
 from groupstate.simulate.loop import VirtualLoop, run_virtual
 from groupstate.simulate.scenario_file import MalformedScenario, Scenario, Step, load
 
@@ -124,13 +124,10 @@ class Runner:
     # Opening, crashing -------------------------------------------------------------------------------
 
     async def _open(self, *, weight_version: int | None = None, resume_at: CheckpointMark | None = None) -> None:
-        source = None
-        if self._scenario.source is not None:
-            source = IteratorSource([Prompt(group_id=group_id) for group_id in self._scenario.source], name="source")
         self._run = await self._stack.enter_async_context(
             open_run(
                 rules=self._rules,
-                source=source,
+                source=self._source(),
                 group_size=self._group_size,
                 weight_version=weight_version,
                 resume_at=resume_at,
@@ -142,6 +139,12 @@ class Runner:
             # What a rollout does when it begins. There is none here: each start is a step.
             self._run._controller.admits = True
             self._run._controller.settle()
+
+    def _source(self) -> Source | None:
+        source = self._scenario.source
+        if isinstance(source, dict):
+            return MixedSource({name: _prompts(ids) for name, ids in source.items()}, name="source")
+        return None if source is None else IteratorSource(_prompts(source), name="source")
 
     def _log(self) -> MemoryLog | FileLog:
         if self._folder is None:
@@ -194,6 +197,7 @@ class Runner:
             n=options.get("n", 1),
             partition=options.get("partition", ev.TRAIN),
             weight_version=options.get("weight_version"),
+            target_version=options.get("target_version"),
         )
 
     async def _do_start(self, step: Step) -> None:
@@ -372,13 +376,25 @@ def _rows(batch: Batch, wanted: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _histograms(batch: Batch) -> dict[str, Any]:
+    """With values as text, since keys of TOML are."""
+    return {
+        name: {str(value): count for value, count in counts.items()} for name, counts in batch.tally.histograms.items()
+    }
+
+
 _OF_BATCH: dict[str, Callable[[Batch, Any], Any]] = {
     "groups": lambda batch, _: batch.group_ids,
     "batch": lambda batch, _: [_key(row) for row in batch.rows],
     "metrics": lambda batch, wanted: _picked(batch.metrics, wanted),
+    "histograms": lambda batch, wanted: _picked(_histograms(batch), wanted),
     "rows": _rows,
     "ended": lambda batch, wanted: _picked({group.group_id: _ended(group) for group in batch.groups}, wanted),
 }
+
+
+def _prompts(ids: Iterable[str]) -> list[Prompt]:
+    return [Prompt(group_id=group_id) for group_id in ids]
 
 
 def _trajectory(row: dict[str, Any]) -> Trajectory:

@@ -21,7 +21,7 @@ COUNT: tuple[type, ...] = (int,)
 FLAG: tuple[type, ...] = (bool,)
 
 VERBS: dict[str, tuple[tuple[type, ...], dict[str, tuple[type, ...]]]] = {
-    "submit": (ID, {"n": COUNT, "weight_version": COUNT, "partition": ID, "dataset": ID}),
+    "submit": (ID, {"n": COUNT, "weight_version": COUNT, "target_version": COUNT, "partition": ID, "dataset": ID}),
     "start": (ID, {"attempt": COUNT}),
     "finish": (ID, {"metrics": (dict,), "trajectories": (list,), "attempt": COUNT}),
     "fail": (ID, {"kind": ID, "retryable": FLAG, "attempt": COUNT}),
@@ -51,6 +51,7 @@ EXPECTATIONS: dict[str, tuple[type, ...]] = {
     "phase": (dict,),
     "counts": (dict,),
     "metrics": (dict,),
+    "histograms": (dict,),
     "fenced": ID,
     "error": ID,
     "batch": (list,),
@@ -59,7 +60,7 @@ EXPECTATIONS: dict[str, tuple[type, ...]] = {
 }
 """Each expectation with the type of its value."""
 
-SOURCE: dict[str, tuple[type, ...]] = {"groups": (list,), "admits": FLAG}
+SOURCE: dict[str, tuple[type, ...]] = {"groups": (list,), "datasets": (dict,), "admits": FLAG}
 TRAJECTORY: dict[str, tuple[type, ...]] = {"metrics": (dict,), "versions": (list,)}
 FAILURE_KINDS = ("error", "timeout", "cancelled", "lost", "empty", "refused")
 
@@ -86,7 +87,8 @@ class Scenario:
     path: str
     title: str
     rules: Rules
-    source: tuple[str, ...] | None
+    source: tuple[str, ...] | dict[str, tuple[str, ...]] | None
+    """Ids of the prompts, or those of each dataset."""
     steps: tuple[Step, ...]
     admits: bool = False
     """New groups are drawn ahead of the samplers, as while a rollout runs."""
@@ -146,16 +148,22 @@ def _rules(data: Any, where: str) -> Rules:
         raise MalformedScenario(str(error)) from error
 
 
-def _source(data: Any, where: str) -> tuple[tuple[str, ...] | None, bool]:
+def _source(data: Any, where: str) -> tuple[tuple[str, ...] | dict[str, tuple[str, ...]] | None, bool]:
     if data is None:
         return None, False
     _known(_typed(data, (dict,), where), SOURCE, where)
     for key, value in data.items():
         _typed(value, SOURCE[key], f"{where}.{key}")
-    groups = data.get("groups", [])
-    for group in groups:
-        _typed(group, ID, f"{where}.groups")
-    return tuple(groups), data.get("admits", False)
+    if "groups" in data and "datasets" in data:
+        raise MalformedScenario(f"{where} has groups and datasets; it must be one or the other")
+    admits = data.get("admits", False)
+    if "datasets" in data:
+        return {name: _ids(ids, f"{where}.datasets.{name}") for name, ids in data["datasets"].items()}, admits
+    return _ids(data.get("groups", []), f"{where}.groups"), admits
+
+
+def _ids(data: Any, where: str) -> tuple[str, ...]:
+    return tuple(_typed(group_id, ID, where) for group_id in _typed(data, (list,), where))
 
 
 def _step(data: Any, where: str) -> Step:

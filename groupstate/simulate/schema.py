@@ -28,6 +28,7 @@ def schema() -> dict[str, Any]:
     _, rules = msgspec.json.schema_components([Rules], ref_template="#/$defs/{name}")
     source = _typed(SOURCE)
     source["groups"]["items"] = {"type": "string"}
+    source["datasets"]["additionalProperties"] = source["groups"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "groupstate scenario",
@@ -35,7 +36,12 @@ def schema() -> dict[str, Any]:
         "properties": {
             "title": {"type": "string"},
             "rules": {"$ref": "#/$defs/Rules"},
-            "source": {"type": "object", "properties": source, "additionalProperties": False},
+            "source": {
+                "type": "object",
+                "properties": source,
+                "additionalProperties": False,
+                "not": {"required": ["groups", "datasets"]},
+            },
             "steps": {"type": "array", "minItems": 1, "items": {"oneOf": [_step(verb) for verb in VERBS]}},
         },
         "required": ["steps"],
