@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick] [--dir DIR] [record] [latency] [sample]`.
+"""`python -m benchmarks [--quick] [--dir DIR] [NAME ...]`.
 
 Exits 1 if a bound isn't met. `--quick` runs tiny sizes, to see that everything still runs: its numbers say nothing.
 """
@@ -10,10 +10,10 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from benchmarks import latency, record, sample
+from benchmarks import decision, latency, publish, record, sample, versus
 from benchmarks.measure import Result, hardware
 
-Benchmarks = dict[str, list[Callable[[], Awaitable[Result]]]]
+Benchmarks = dict[str, list[Callable[[], Awaitable[Result | list[Result]]]]]
 
 
 def full(folder: Path) -> Benchmarks:
@@ -21,6 +21,9 @@ def full(folder: Path) -> Benchmarks:
         "record": [record.measure],
         "latency": [latency.measure_memory, lambda: latency.measure_file(folder)],
         "sample": [sample.measure],
+        "decision": [decision.measure, decision.measure_left],
+        "publish": [publish.measure],
+        "rescan": [versus.measure],
     }
 
 
@@ -32,21 +35,29 @@ def quick(folder: Path) -> Benchmarks:
             lambda: latency.measure_file(folder, repetitions=3),
         ],
         "sample": [lambda: sample.measure(small=10, large=40, batch_size=4, repetitions=3)],
+        "decision": [
+            lambda: decision.measure(small=10, large=40, decisions=3, repetitions=3),
+            lambda: decision.measure_left(count=10, left=100, decisions=3, repetitions=3),
+        ],
+        "publish": [lambda: publish.measure(small=10, large=40, few=3, many=10, versions=3, repetitions=3)],
+        "rescan": [lambda: versus.measure(count=40, repetitions=3)],
     }
 
 
 async def measured(benchmarks: Benchmarks, names: Sequence[str]) -> list[Result]:
-    results = []
+    results: list[Result] = []
     for name in names or benchmarks:
         for benchmark in benchmarks[name]:
-            results.append(await benchmark())
-            print(results[-1], end="\n\n", flush=True)
+            found = await benchmark()
+            for result in [found] if isinstance(found, Result) else found:
+                print(result, end="\n\n", flush=True)
+                results.append(result)
     return results
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what a run costs.")
-    parser.add_argument("names", nargs="*", metavar="record|latency|sample", help="which ones; without any, all")
+    parser.add_argument("names", nargs="*", metavar="|".join(full(Path())), help="which ones; without any, all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes; the numbers say nothing")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where files are written and flushed")
     options = parser.parse_args(arguments)

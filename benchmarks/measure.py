@@ -9,13 +9,20 @@ import gc
 import os
 import platform
 import statistics
+import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import attrs
 
 Measurement = Callable[[], Awaitable[float]]
 """One repetition; gives seconds."""
+
+Meter = Callable[[Callable[[], object]], float]
+"""Makes a call and says what it took."""
 
 
 @attrs.frozen
@@ -45,23 +52,52 @@ class Result:
     unit: str
     """Of both; `seconds` are shown in a readable scale."""
     notes: Sequence[str] = ()
+    least: bool = False
+    """The bound is the least that the figure may be, not the most."""
 
     @property
     def met(self) -> bool:
-        return self.figure <= self.bound
+        return self.figure >= self.bound if self.least else self.figure <= self.bound
 
     def __str__(self) -> str:
         width = max(map(len, self.spreads))
         lines = [self.name]
         lines += [f"  {name:<{width}}  {spread}" for name, spread in self.spreads.items()]
         lines += [f"  {note}" for note in self.notes]
-        lines.append(
-            f"  {self._shown(self.figure)}, bound {self._shown(self.bound)}: {'met' if self.met else 'NOT MET'}"
-        )
+        bound = f"{'at least ' if self.least else ''}{self._shown(self.bound)}"
+        lines.append(f"  {self._shown(self.figure)}, bound {bound}: {'met' if self.met else 'NOT MET'}")
         return "\n".join(lines)
 
     def _shown(self, value: float) -> str:
-        return _time(value) if self.unit == "seconds" else f"{value:.3g} {self.unit}"
+        if self.unit == "seconds":
+            return _time(value)
+        return f"{value:,.0f} {self.unit}" if value >= 100 else f"{value:.3g} {self.unit}"
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Meter: the time that a call takes, in seconds."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def lines_run(call: Callable[[], object]) -> float:
+    """Meter: lines of Python that a call runs, those in libraries too. Nothing else that the machine does changes it,
+    but it is blind to what is done inside of one C call."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 async def interleaved(variants: Mapping[str, Measurement], repetitions: int) -> dict[str, Spread]:

@@ -7,7 +7,7 @@ carries them.
 """
 
 import hashlib
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +23,7 @@ from groupstate.core.shelf import Shelf, has_rows
 from groupstate.errors import BadMark, DuplicateGroup, UnknownBatch, UnknownGroup
 
 DEPARTED_IDS_MAX = 1_000_000
-"""Ids of groups that have left, kept to refuse their reuse and to fence their late results (about 0.1 GB)."""
+"""Ids of groups that have left, kept to refuse their reuse and to fence their late results (about 0.15 GB)."""
 
 MARKS_KEPT = 2
 """Checkpoint marks that a run can go back to; committed groups newer than the older one are kept aside."""
@@ -35,7 +35,9 @@ class Book:
         """Live groups: everything but evicted and committed ones."""
         self.aside: dict[str, Group] = {}
         """Committed groups that a kept mark could still bring back."""
-        self.departed: dict[str, Phase] = {}
+        self.departed: OrderedDict[str, Phase] = OrderedDict()
+        """Ordered by hand-kept links: a plain dict searches for its oldest among all that it has forgotten since it
+        last grew."""
         self.requests: dict[int, OpenRequest] = {}
         self.batches: dict[int, OpenBatch] = {}
         self.credits: deque[Credit] = deque()
@@ -292,7 +294,7 @@ class Book:
     def _depart(self, group_id: str, phase: Phase) -> None:
         self.departed[group_id] = phase
         if len(self.departed) > DEPARTED_IDS_MAX:
-            del self.departed[next(iter(self.departed))]
+            self.departed.popitem(last=False)
 
     def _dataset(self, name: str) -> Counter[str]:
         if name not in self.datasets:

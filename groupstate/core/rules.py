@@ -195,6 +195,195 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """As the log keeps it."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
+    # Presets -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def verl_sync(
+        cls,
+        train_batch_size: int,
+        *,
+        filter_groups_metric: str | None = None,
+        max_inflight_gen_batches: int = 1,
+        gen_batch_size: int = 1,
+        sync_refill_failed_groups: bool = False,
+        strict: bool = False,
+        **changes: Any,
+    ) -> "Rules":
+        """What verl's V1 replay buffer does in sync mode. Parameters are named and counted as there.
+
+        Args:
+            train_batch_size: groups per batch.
+            filter_groups_metric: metric of DAPO's filter; None for no filter.
+            max_inflight_gen_batches: batches of groups that refills may bring in flight.
+            gen_batch_size: refills are submitted in multiples of it.
+            sync_refill_failed_groups: evict failed groups without a trajectory for a refill. Without `strict` that
+                is done in any case.
+            strict: undo what groupstate does otherwise on purpose: numpy's standard deviation for the range,
+                and failed groups without a trajectory stay sampleable unless `sync_refill_failed_groups`.
+            changes: further settings of `Rules`.
+
+        Raises:
+            BadSettings: the settings contradict each other.
+
+        Source: verl 0.9.1, trainer/ppo/v1/replay_buffer.py, class ReplayBuffer.
+        """
+        return cls._made(
+            changes,
+            mode="sync",
+            batch_size=train_batch_size,
+            filter_metric=filter_groups_metric,
+            per="trajectory",
+            spread="std" if strict else "range",
+            failure="keep",
+            empty="keep" if strict and not sync_refill_failed_groups else "refill",
+            in_flight_batches_max=max_inflight_gen_batches,
+            refill_multiple=gen_batch_size,
+        )
+
+    @classmethod
+    def verl_async(
+        cls,
+        train_batch_size: int,
+        *,
+        max_off_policy_threshold: int | None = 8,
+        max_off_policy_strategy: Literal["drop", "wait"] = "drop",
+        filter_groups_metric: str | None = None,
+        num_warmup_batches: int = 1,
+        strict: bool = False,
+        **changes: Any,
+    ) -> "Rules":
+        """What verl's V1 replay buffer does in its async modes. Parameters are named and counted as there.
+
+        Args:
+            train_batch_size: groups per batch.
+            max_off_policy_threshold: highest span = lag + 1 that is trained on, at least 1; None for no bound.
+            max_off_policy_strategy: `drop` evicts what is above it, `wait` holds sampling while a group in flight
+                has a span of at least the threshold.
+            filter_groups_metric: metric of DAPO's filter; None for no filter.
+            num_warmup_batches: batches that generation keeps ahead.
+            strict: undo what groupstate does otherwise on purpose: numpy's standard deviation for the range,
+                and `wait` holds each partition by its own groups.
+            changes: further settings of `Rules`.
+
+        Raises:
+            BadSettings: the settings contradict each other.
+
+        Source: verl 0.9.1, trainer/ppo/v1/replay_buffer.py, class ReplayBufferAsync.
+        """
+        if max_off_policy_threshold is not None and max_off_policy_threshold < 1:
+            raise BadSettings(
+                f"max_off_policy_threshold is {max_off_policy_threshold!r}; it must be at least 1: a group of the "
+                "current version has span 1"
+            )
+        return cls._made(
+            changes,
+            mode="async",
+            batch_size=train_batch_size,
+            lag_max=None if max_off_policy_threshold is None else max_off_policy_threshold - 1,
+            on_stale="drop" if max_off_policy_threshold is None else max_off_policy_strategy,
+            wait_gates="each" if strict else "training",
+            filter_metric=filter_groups_metric,
+            per="trajectory",
+            spread="std" if strict else "range",
+            admission=PerBatch(warmup=num_warmup_batches),
+        )
+
+    @classmethod
+    def windowed(
+        cls,
+        batch_size: int,
+        *,
+        max_staleness_versions: int = 1,
+        sample_freshest_first: bool = False,
+        max_inflight_prompts: int = 32,
+        max_buffered_rollouts: int = 64,
+        **changes: Any,
+    ) -> "Rules":
+        """NeMo-RL's `windowed` sampler: train on any group of the last versions, throw older ones away.
+
+        Args:
+            batch_size: groups per batch.
+            max_staleness_versions: highest lag that is trained on.
+            sample_freshest_first: newest version first instead of oldest.
+            max_inflight_prompts: most groups in flight.
+            max_buffered_rollouts: most groups in flight and sampleable together.
+            changes: further settings of `Rules`.
+
+        Raises:
+            BadSettings: the settings contradict each other.
+
+        Source: NVIDIA-NeMo/RL, nemo_rl/algorithms/async_utils/staleness_sampler.py, class WindowedSampler.
+        """
+        return cls._made(
+            changes,
+            mode="async",
+            batch_size=batch_size,
+            lag_max=max_staleness_versions,
+            cancel_doomed=True,
+            selection="freshest_first" if sample_freshest_first else "oldest_first",
+            admission=Slots(n=max_inflight_prompts, ready_max=max_buffered_rollouts - max_inflight_prompts),
+        )
+
+    @classmethod
+    def in_order(cls, batch_size: int, *, max_lookahead_versions: int = 1, **changes: Any) -> "Rules":
+        """NeMo-RL's `in_order` sampler: each group is made for one weight version, and sampled at that or never.
+
+        Args:
+            batch_size: groups per batch, and per weight version.
+            max_lookahead_versions: versions beyond the current one for which groups are started.
+            changes: further settings of `Rules`.
+
+        Raises:
+            BadSettings: the settings contradict each other.
+
+        Source: NVIDIA-NeMo/RL, nemo_rl/algorithms/async_utils/staleness_sampler.py, class InOrderSampler.
+        """
+        return cls._made(
+            changes,
+            mode="async",
+            batch_size=batch_size,
+            lag_max=0,
+            basis="target_version",
+            selection="exact_version",
+            admission=PerBatch(warmup=max_lookahead_versions),
+        )
+
+    @classmethod
+    def capacity(
+        cls,
+        batch_size: int,
+        *,
+        max_head_offpolicyness: int = 0,
+        max_concurrent_rollouts: int | None = None,
+        **changes: Any,
+    ) -> "Rules":
+        """AReaL's staleness control: nothing is dropped for its age, because nothing is started that would get old.
+
+        Args:
+            batch_size: groups per batch (AReaL's consumer_batch_size).
+            max_head_offpolicyness: highest lag of a group when it is sampled.
+            max_concurrent_rollouts: most groups in flight; None for no bound.
+            changes: further settings of `Rules`.
+
+        Raises:
+            BadSettings: the settings contradict each other.
+
+        Source: AReaL, areal/infra/staleness_manager.py, StalenessManager.get_capacity.
+        """
+        return cls._made(
+            changes,
+            mode="async",
+            batch_size=batch_size,
+            admission=Capacity(lag_max=max_head_offpolicyness, in_flight_max=max_concurrent_rollouts),
+        )
+
+    @classmethod
+    def _made(cls, changes: dict[str, Any], **preset: Any) -> "Rules":
+        for key in changes:
+            if key not in cls.__struct_fields__:
+                raise BadSettings(unknown_key(key, cls.__struct_fields__, "Rules"))
+        return cls(**{**preset, **changes})
+
 
 def rules_from_dict(data: dict[str, Any], where: str = "rules") -> Rules:
     """Rules from a settings file or a log.

@@ -77,8 +77,9 @@ class Rollout:
 
     async def run(self) -> None:
         """Dispatch until cancelled. An error in here is the rollout's death."""
+        queued = set(self._queue)
         self._queue.extend(
-            group.group_id for group in self._book.in_phase(Phase.PENDING) if group.group_id not in self._queue
+            group.group_id for group in self._book.in_phase(Phase.PENDING) if group.group_id not in queued
         )
         async with anyio.create_task_group() as tasks:
             while True:

@@ -1,5 +1,7 @@
 """The book: what it answers after each event, what it refuses, and that it never counts anything twice."""
 
+import itertools
+import time
 from typing import Any
 
 import pytest
@@ -138,6 +140,25 @@ def test_the_oldest_departed_ids_are_forgotten_at_the_bound(monkeypatch: pytest.
 
     assert list(story.book.departed) == ["b", "c"]
     assert story.book.is_taken("a") is None
+
+
+def test_forgetting_a_departed_id_costs_the_same_however_many_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 50_000)
+    book = Book()
+    names = iter(range(100_000))
+
+    def depart(count: int) -> float:
+        begin = time.perf_counter()
+        for name in itertools.islice(names, count):
+            book._depart(f"g{name}", Phase.COMMITTED)
+        return time.perf_counter() - begin
+
+    depart(50_000)
+    early = min(depart(100) for _ in range(5))
+    depart(34_000)
+    late = min(depart(100) for _ in range(5))
+
+    assert late < 5 * early
 
 
 def test_a_refill_needs_credit() -> None:

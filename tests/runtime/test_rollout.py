@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from typing import Any
 
 import anyio
@@ -9,6 +10,7 @@ import pytest
 
 from groupstate import Capacity, PerBatch, Prompt, RetryableError, Rules, Slots, Trajectory, open_run
 from groupstate.core import events as ev
+from groupstate.engines.port import SamplingParams
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.errors import (
     BadSettings,
@@ -27,6 +29,9 @@ from groupstate.errors import (
 )
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
+from groupstate.runtime.controller import Controller
+from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.sources import FunctionSource
 from groupstate.simulate.faults import Fault, FaultyDisk
 from groupstate.simulate.loop import run_virtual
@@ -1446,3 +1451,28 @@ async def test_who_holds_a_run_may_be_cancelled_again_and_again(tmp_path, times)
     assert holding.cancelled()
     async with open_run(tmp_path / "run"):
         pass
+
+
+# Many groups -----------------------------------------------------------------------------------------
+
+
+async def test_taking_up_what_is_pending_costs_in_proportion_to_it():
+    async def taken_up(count: int) -> float:
+        """Seconds in which a rollout takes over `count` groups that were pending before it."""
+        ledger = Ledger(MemoryLog(), Rules())
+        controller = Controller(ledger, None, group_size=1)
+        controller.closing = True
+        for number in range(count):
+            ledger.record(ev.GroupSubmitted(f"g{number}", 1, ev.TRAIN, 0, 1, "submit"))
+        rollout = Rollout(controller, endless, engine=None, params=SamplingParams(), cancel_grace_s=1.0)
+        with anyio.move_on_after(0):
+            begin = time.perf_counter()
+            try:
+                await rollout.run()
+            finally:
+                spent = time.perf_counter() - begin
+        return spent
+
+    few = min([await taken_up(1_000) for _ in range(3)])
+
+    assert min([await taken_up(10_000) for _ in range(3)]) < 40 * few
