@@ -33,7 +33,8 @@ def test_the_table_names_the_settings_that_there_are():
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_table_has_the_default(name):
-    default = FIELDS[name].default
+    field = FIELDS[name]
+    default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
     assert rows_of_settings()[name] == ("None" if default is None else json.dumps(default))
 
@@ -55,9 +56,10 @@ def test_each_number_of_a_batch_is_in_the_table():
     story = play(
         "submit a/1 dataset=math", "submit f/2", "start f", "finish f reward=1", "submit e/1", "start e",
         "fail e error", "start a", "finish a reward=1 versions=0", "publish 1", "submit s/1", "start s",
-        "finish s reward=1", "publish 2", "sample 1", rules=Rules(filter_metric="reward", lag_max=1),
+        "finish s reward=1", "publish 2", "sample 1", rules=Rules(filter_metric="reward", lag_max=1, starvation_versions=4),
     )  # fmt: skip
     story.tell("submit b/1 dataset=math", "start b", "finish b reward=1 versions=0", "sample 1")
+    story.tell("submit c/1 dataset=math", "publish 6", "submit d/1", "start d", "finish d reward=1", "sample 1")
     tally = Tally.merged(waiter.claim.tally for waiter in story.waiters if waiter.claim)
     named = {re.sub("math|error", lambda found: {"math": "{name}", "error": "{kind}"}[found[0]], n) for n in tally.sums}
     named |= {f"{name}/{{mean,max,min}}" for name in tally.spreads}
