@@ -9,9 +9,10 @@ from groupstate.errors import MissingExtra
 
 
 @click.command(short_help="Run scenario files.")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH...")
+@click.option("--schema", is_flag=True, help="Print the form of scenario files as JSON schema, and run nothing.")
 @click.pass_context
-def scenario(ctx: click.Context, paths: tuple[Path, ...]) -> None:
+def scenario(ctx: click.Context, paths: tuple[Path, ...], schema: bool) -> None:
     """Run scenario files, or all that lie in a directory, and compare what happens with what they expect.
 
     Exits with 0 if all expectations hold, 1 if a step differs (the first one is printed, expected and actual),
@@ -21,7 +22,13 @@ def scenario(ctx: click.Context, paths: tuple[Path, ...]) -> None:
     Examples:
       groupstate scenario tests/scenarios
       groupstate scenario stale.toml refill.toml
+      groupstate scenario --schema > scenario.schema.json
     """
+    if schema:
+        click.echo(importlib.import_module("groupstate.simulate.schema").text(), nl=False)
+        return
+    if not paths:
+        raise click.UsageError("Missing argument 'PATH...'.", ctx)
     ctx.exit(importlib.import_module("groupstate.simulate.scenario").main_paths(paths))
 
 

@@ -5,6 +5,7 @@ inline file log.
 """
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ T = TypeVar("T")
 EPOCH_NS = 1_700_000_000_000_000_000
 """Where the virtual wall clock starts, nanoseconds."""
 
+RESOLUTION_S = 1e-9
+
 
 class Deadlock(GroupstateError):
     """Every task is blocked and no timer is pending."""
@@ -23,6 +26,9 @@ class Deadlock(GroupstateError):
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Jumps to the next timer once every task is blocked."""
+
+    _clock_resolution: float
+    """asyncio's own."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -46,7 +52,9 @@ class _JumpingSelector(selectors.SelectSelector):
             return ready
         if timeout is None:
             raise Deadlock("every task is blocked and no timer is pending")
-        self._loop.now_s += max(timeout, 0.0)
+        now_s = self._loop.now_s = self._loop.now_s + max(timeout, 0.0)
+        # asyncio runs the timers that lie before now + resolution. Far out a float has no number between the two.
+        self._loop._clock_resolution = max(RESOLUTION_S, math.ulp(now_s))
         return []
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from groupstate.batch import Batch
+from groupstate.batch import Batch, BatchGroup, Row
 from groupstate.core import events as ev
 from groupstate.core.book import replayed
 from groupstate.core.events import VersionSpan
@@ -30,7 +30,7 @@ from groupstate.log.memory import MemoryLog
 from groupstate.runtime.opening import open_run
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.run import Run
-from groupstate.runtime.sources import IteratorSource
+from groupstate.runtime.sources import IteratorSource, MixedSource, Source
 from groupstate.simulate.loop import VirtualLoop, run_virtual
 from groupstate.simulate.scenario_file import MalformedScenario, Scenario, Step, load
 
@@ -47,7 +47,6 @@ class _Waiter:
     """A `sample()` step and what became of it."""
 
     task: "asyncio.Task[Batch]"
-    told: bool = False
 
     @property
     def blocked(self) -> bool:
@@ -77,6 +76,8 @@ class Runner:
         self._marks: dict[str, CheckpointMark] = {}
         self._copies = itertools.count(1)
         self._error: BaseException | None = None
+        self._rules = scenario.rules
+        self._group_size = scenario.group_size
 
     async def play(self) -> None:
         """
@@ -117,26 +118,33 @@ class Runner:
     @property
     def run(self) -> Run:
         if self._run is None:
-            raise StepFailed("the run has crashed; a recover step must come first")
+            raise StepFailed("the run has crashed or is closed; a recover step must come first")
         return self._run
 
     # Opening, crashing -------------------------------------------------------------------------------
 
     async def _open(self, *, weight_version: int | None = None, resume_at: CheckpointMark | None = None) -> None:
-        source = None
-        if self._scenario.source is not None:
-            source = IteratorSource([Prompt(group_id=group_id) for group_id in self._scenario.source], name="source")
         self._run = await self._stack.enter_async_context(
             open_run(
-                rules=self._scenario.rules,
-                source=source,
-                group_size=self._scenario.group_size,
+                rules=self._rules,
+                source=self._source(),
+                group_size=self._group_size,
                 weight_version=weight_version,
                 resume_at=resume_at,
                 clock_ns=self._loop.clock_ns,
                 log=self._log(),
             )
         )
+        if self._scenario.admits:
+            # What a rollout does when it begins. There is none here: each start is a step.
+            self._run._controller.admits = True
+            self._run._controller.settle()
+
+    def _source(self) -> Source | None:
+        source = self._scenario.source
+        if isinstance(source, dict):
+            return MixedSource({name: _prompts(ids) for name, ids in source.items()}, name="source")
+        return None if source is None else IteratorSource(_prompts(source), name="source")
 
     def _log(self) -> MemoryLog | FileLog:
         if self._folder is None:
@@ -151,9 +159,11 @@ class Runner:
         copy = self._folder.with_name(f"{self._scenario.folder_name}-{next(self._copies)}")
         shutil.copytree(self.run.ledger.log.path, copy)  # type: ignore[attr-defined]
         (copy / "log" / "lock").unlink(missing_ok=True)
-        if "keep_bytes" in step.options:
+        if step.options:
             last = max((copy / "log").glob("*.seg"))
-            os.truncate(last, min(step.options["keep_bytes"], last.stat().st_size))
+            size = last.stat().st_size
+            kept = min(step.options.get("keep_bytes", size), size - step.options.get("lose_bytes", 0))
+            os.truncate(last, max(0, kept))
             # The watermark isn't flushed, so after a kill it may be behind, never ahead.
             (copy / "log" / "head").unlink(missing_ok=True)
         await self._stack.aclose()
@@ -162,10 +172,19 @@ class Runner:
         self._folder = copy
         self._run = None
 
+    async def _do_close(self, step: Step) -> None:
+        await self.run.close()
+        await self._stack.aclose()
+        self._run = None
+
     async def _do_recover(self, step: Step) -> None:
+        if self._run is not None:
+            raise StepFailed("the run is open; a close or crash step must come first")
         name = step.options.get("at")
         if name is not None and name not in self._marks:
             raise StepFailed(f"there is no checkpoint named {name!r}; there are {sorted(self._marks)}")
+        self._rules = step.options.get("rules", self._rules)
+        self._group_size = step.options.get("n", self._group_size)
         await self._open(resume_at=self._marks[name] if name is not None else None)
 
     # Steps -------------------------------------------------------------------------------------------
@@ -178,6 +197,7 @@ class Runner:
             n=options.get("n", 1),
             partition=options.get("partition", ev.TRAIN),
             weight_version=options.get("weight_version"),
+            target_version=options.get("target_version"),
         )
 
     async def _do_start(self, step: Step) -> None:
@@ -227,7 +247,10 @@ class Runner:
             weight_version=step.options.get("weight_version"),
             partition=step.options.get("partition", ev.TRAIN),
         )
-        self._waiters.append(_Waiter(asyncio.ensure_future(call)))
+        task = asyncio.ensure_future(call)
+        # A scenario needn't look at how each ended.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._waiters.append(_Waiter(task))
 
     async def _do_waiting(self, step: Step) -> None:
         self._waiter(step)
@@ -270,8 +293,10 @@ class Runner:
                 raise StepFailed(f"step {number} {step}: {name}\n  expected {expected!r}\n  actual   {actual!r}")
 
     def _actual(self, name: str, expected: Any, step: Step, before: int) -> Any:
-        if name in {"groups", "blocked", "waiting", "metrics", "batch"}:
-            return self._of_waiter(name, expected, step)
+        if name in {"blocked", "waiting"}:
+            return self._waiter(step).blocked
+        if name in _OF_BATCH:
+            return self._of_batch(name, expected, step)
         if name == "error":
             error = self._error
             if error is None and self._waiters:
@@ -283,17 +308,11 @@ class Runner:
             return {phase: self._count(phase) for phase in expected}
         return _OF_EVENTS[name](self._events_since(before))
 
-    def _of_waiter(self, name: str, expected: Any, step: Step) -> Any:
+    def _of_batch(self, name: str, expected: Any, step: Step) -> Any:
         waiter = self._waiter(step)
-        if name in {"blocked", "waiting"}:
-            return waiter.blocked
         if waiter.batch is None:
             return f"no batch: {'still waiting' if waiter.blocked else repr(waiter.error)}"
-        if name == "groups":
-            return waiter.batch.group_ids
-        if name == "metrics":
-            return {key: waiter.batch.metrics.get(key) for key in expected}
-        return [f"{row.group_id}/{row.session}/{row.index}" for row in waiter.batch.rows]
+        return _OF_BATCH[name](waiter.batch, expected)
 
     def _phase(self, group_id: str) -> str:
         book = self.run.book
@@ -304,6 +323,8 @@ class Runner:
         book = self.run.book
         if phase in {"evicted", "committed", "submitted"}:
             return book.totals[phase]
+        if phase == "owed":
+            return len(book.credits)
         return book.count(Phase(phase))
 
     def _events_since(self, before: int) -> list[ev.AnyEvent]:
@@ -329,6 +350,53 @@ _OF_EVENTS: dict[str, Callable[[list[ev.AnyEvent]], Any]] = {
 }
 
 
+def _ended(group: BatchGroup) -> str:
+    how = "partial" if group.partial else group.phase
+    return f"{how} {len(group.sessions)}/{group.size}"
+
+
+def _key(row: Row) -> str:
+    return f"{row.group_id}/{row.session}/{row.index}"
+
+
+MISSING = "missing"
+"""Stands for a number that isn't there, which TOML has no word for."""
+
+
+def _picked(there: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """What is there of what is wanted."""
+    return {key: there.get(key, MISSING) for key in wanted}
+
+
+def _rows(batch: Batch, wanted: dict[str, Any]) -> dict[str, Any]:
+    there = {_key(row): dict(row.trajectory.metrics) for row in batch.rows}
+    return {
+        key: _picked(row, wanted[key]) if isinstance(row, dict) and isinstance(wanted[key], dict) else row
+        for key, row in _picked(there, wanted).items()
+    }
+
+
+def _histograms(batch: Batch) -> dict[str, Any]:
+    """With values as text, since keys of TOML are."""
+    return {
+        name: {str(value): count for value, count in counts.items()} for name, counts in batch.tally.histograms.items()
+    }
+
+
+_OF_BATCH: dict[str, Callable[[Batch, Any], Any]] = {
+    "groups": lambda batch, _: batch.group_ids,
+    "batch": lambda batch, _: [_key(row) for row in batch.rows],
+    "metrics": lambda batch, wanted: _picked(batch.metrics, wanted),
+    "histograms": lambda batch, wanted: _picked(_histograms(batch), wanted),
+    "rows": _rows,
+    "ended": lambda batch, wanted: _picked({group.group_id: _ended(group) for group in batch.groups}, wanted),
+}
+
+
+def _prompts(ids: Iterable[str]) -> list[Prompt]:
+    return [Prompt(group_id=group_id) for group_id in ids]
+
+
 def _trajectory(row: dict[str, Any]) -> Trajectory:
     versions: list[int] = row.get("versions", [])
     spans, start = [], 0
@@ -350,7 +418,7 @@ def play(scenario: Scenario) -> None:
     """
     with contextlib.ExitStack() as stack:
         folder = None
-        if scenario.crashes:
+        if scenario.reopens:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / scenario.folder_name
 
         async def main(loop: VirtualLoop) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from groupstate.core.rules import Rules, rules_from_dict
-from groupstate.errors import GroupstateError
+from groupstate.errors import BadSettings, GroupstateError
 
 
 class MalformedScenario(GroupstateError):
@@ -21,7 +21,7 @@ COUNT: tuple[type, ...] = (int,)
 FLAG: tuple[type, ...] = (bool,)
 
 VERBS: dict[str, tuple[tuple[type, ...], dict[str, tuple[type, ...]]]] = {
-    "submit": (ID, {"n": COUNT, "weight_version": COUNT, "partition": ID, "dataset": ID}),
+    "submit": (ID, {"n": COUNT, "weight_version": COUNT, "target_version": COUNT, "partition": ID, "dataset": ID}),
     "start": (ID, {"attempt": COUNT}),
     "finish": (ID, {"metrics": (dict,), "trajectories": (list,), "attempt": COUNT}),
     "fail": (ID, {"kind": ID, "retryable": FLAG, "attempt": COUNT}),
@@ -35,8 +35,9 @@ VERBS: dict[str, tuple[tuple[type, ...], dict[str, tuple[type, ...]]]] = {
     "release": (COUNT, {}),
     "advance_s": ((int, float), {}),
     "checkpoint": (ID, {}),
-    "crash": (FLAG, {"keep_bytes": COUNT}),
-    "recover": (FLAG, {"at": ID}),
+    "close": (FLAG, {}),
+    "crash": (FLAG, {"keep_bytes": COUNT, "lose_bytes": COUNT}),
+    "recover": (FLAG, {"at": ID, "rules": (dict,), "n": COUNT}),
     "check": (FLAG, {}),
 }
 """Each step's verb with the type of its value and its options."""
@@ -50,10 +51,17 @@ EXPECTATIONS: dict[str, tuple[type, ...]] = {
     "phase": (dict,),
     "counts": (dict,),
     "metrics": (dict,),
+    "histograms": (dict,),
     "fenced": ID,
     "error": ID,
     "batch": (list,),
+    "rows": (dict,),
+    "ended": (dict,),
 }
+"""Each expectation with the type of its value."""
+
+SOURCE: dict[str, tuple[type, ...]] = {"groups": (list,), "datasets": (dict,), "admits": FLAG}
+TRAJECTORY: dict[str, tuple[type, ...]] = {"metrics": (dict,), "versions": (list,)}
 FAILURE_KINDS = ("error", "timeout", "cancelled", "lost", "empty", "refused")
 
 
@@ -79,12 +87,16 @@ class Scenario:
     path: str
     title: str
     rules: Rules
-    source: tuple[str, ...] | None
+    source: tuple[str, ...] | dict[str, tuple[str, ...]] | None
+    """Ids of the prompts, or those of each dataset."""
     steps: tuple[Step, ...]
+    admits: bool = False
+    """New groups are drawn ahead of the samplers, as while a rollout runs."""
 
     @property
-    def crashes(self) -> bool:
-        return any(step.verb == "crash" for step in self.steps)
+    def reopens(self) -> bool:
+        """The run is opened a second time, so its log has to be a file."""
+        return any(step.verb in {"close", "crash"} for step in self.steps)
 
     @property
     def first_version(self) -> int:
@@ -123,24 +135,35 @@ def parse(data: dict[str, Any], path: str = "scenario") -> Scenario:
     if not isinstance(data.get("steps"), list) or not data["steps"]:
         raise MalformedScenario(f"{path}: it needs steps = [ ... ] with at least one step")
     title = _typed(data.get("title", ""), ID, f"{path}: title")
-    rules = _typed(data.get("rules", {}), (dict,), f"{path}: rules")
-    try:
-        parsed_rules = rules_from_dict(rules, f"{path}: rules")
-    except GroupstateError as error:
-        raise MalformedScenario(str(error)) from error
+    rules = _rules(data.get("rules", {}), f"{path}: rules")
     steps = tuple(_step(step, f"{path}: step {number}") for number, step in enumerate(data["steps"], 1))
-    return Scenario(path, title, parsed_rules, _source(data.get("source"), path), steps)
+    source, admits = _source(data.get("source"), f"{path}: source")
+    return Scenario(path, title, rules, source, steps, admits)
 
 
-def _source(data: Any, path: str) -> tuple[str, ...] | None:
+def _rules(data: Any, where: str) -> Rules:
+    try:
+        return rules_from_dict(_typed(data, (dict,), where), where)
+    except BadSettings as error:
+        raise MalformedScenario(str(error)) from error
+
+
+def _source(data: Any, where: str) -> tuple[tuple[str, ...] | dict[str, tuple[str, ...]] | None, bool]:
     if data is None:
-        return None
-    where = f"{path}: source"
-    _known(_typed(data, (dict,), where), ("groups",), where)
-    groups = _typed(data.get("groups", []), (list,), f"{where}.groups")
-    for group in groups:
-        _typed(group, ID, f"{where}.groups")
-    return tuple(groups)
+        return None, False
+    _known(_typed(data, (dict,), where), SOURCE, where)
+    for key, value in data.items():
+        _typed(value, SOURCE[key], f"{where}.{key}")
+    if "groups" in data and "datasets" in data:
+        raise MalformedScenario(f"{where} has groups and datasets; it must be one or the other")
+    admits = data.get("admits", False)
+    if "datasets" in data:
+        return {name: _ids(ids, f"{where}.datasets.{name}") for name, ids in data["datasets"].items()}, admits
+    return _ids(data.get("groups", []), f"{where}.groups"), admits
+
+
+def _ids(data: Any, where: str) -> tuple[str, ...]:
+    return tuple(_typed(group_id, ID, where) for group_id in _typed(data, (list,), where))
 
 
 def _step(data: Any, where: str) -> Step:
@@ -161,6 +184,8 @@ def _step(data: Any, where: str) -> Step:
     for key, value in expect.items():
         _typed(value, EXPECTATIONS[key], f"{where}: expect.{key}")
     _check_step(verb, subject, given, where)
+    if verb == "recover" and "rules" in given:
+        given["rules"] = _rules(given["rules"], f"{where}: rules")
     if verb == "waiting":
         # A waiting step is nothing but expectations.
         given_expect = {key: given.pop(key) for key in ("groups", "error") if key in given}
@@ -171,12 +196,16 @@ def _step(data: Any, where: str) -> Step:
 def _check_step(verb: str, subject: Any, given: dict[str, Any], where: str) -> None:
     if verb in {"finish", "fail"}:
         group_id, _, session = subject.rpartition("/")
-        if not group_id or not session.isdigit():
+        if not group_id or not session.isdecimal():
             raise MalformedScenario(f"{where}: {verb} = {subject!r}; it must be 'id/session', such as 'a/0'")
     if "kind" in given and given["kind"] not in FAILURE_KINDS:
         raise MalformedScenario(f"{where}: kind = {given['kind']!r}; it must be one of {', '.join(FAILURE_KINDS)}")
     for row in given.get("trajectories", []):
-        _known(_typed(row, (dict,), f"{where}: trajectories"), ("metrics", "versions"), f"{where}: trajectories")
+        _known(_typed(row, (dict,), f"{where}: trajectories"), TRAJECTORY, f"{where}: trajectories")
+        for key, value in row.items():
+            _typed(value, TRAJECTORY[key], f"{where}: trajectories.{key}")
+        for version in row.get("versions", []):
+            _typed(version, COUNT, f"{where}: trajectories.versions")
 
 
 def _typed(value: Any, kinds: tuple[type, ...], where: str) -> Any:

@@ -290,6 +290,20 @@ def test_scenarios_give_their_exit_code(fake: Callable[..., list[Any]], code: in
     assert calls == [(((Path("a.toml"), Path("b")),), {})]
 
 
+def test_the_form_of_scenarios_is_printed() -> None:
+    result = call("scenario", "--schema")
+
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["title"] == "groupstate scenario"
+
+
+def test_scenarios_are_named() -> None:
+    result = call("scenario")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Missing argument 'PATH...'" in result.stderr
+
+
 def test_the_demo_gets_its_options(fake: Callable[..., list[Any]]) -> None:
     calls = fake("groupstate.demo.main", "demo", None)
 

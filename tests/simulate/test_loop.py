@@ -24,6 +24,16 @@ def test_hours_pass_in_no_time_and_in_order():
     assert run_virtual(main) == [("early", 1.5), ("middle", 60.0), ("late", 7200.0)]
 
 
+@pytest.mark.parametrize("seconds", [31_536_000.0, 1e9 + 0.1])
+def test_years_pass_too_though_a_float_is_coarse_out_there(seconds: float):
+    async def main(loop: VirtualLoop) -> float:
+        await asyncio.sleep(seconds)
+        await asyncio.sleep(1.0)
+        return loop.time()
+
+    assert run_virtual(main) == pytest.approx(seconds + 1.0, rel=1e-15, abs=1e-6)
+
+
 def test_the_wall_clock_goes_with_the_loops():
     async def main(loop: VirtualLoop) -> tuple[int, int]:
         before = loop.clock_ns()

@@ -38,12 +38,38 @@ def test_a_step_that_differs_shows_expected_and_actual(expect: dict, shown: str)
         play(differing)
 
 
-@pytest.mark.parametrize("expect", [{"groups": ["b"]}, {"blocked": True}, {"batch": ["b/0/0"]}, {"metrics": {"x": 1}}])
+@pytest.mark.parametrize(
+    "expect",
+    [
+        {"groups": ["b"]},
+        {"blocked": True},
+        {"batch": ["b/0/0"]},
+        {"metrics": {"x": 1}},
+        {"metrics": {"training/groups/evicted": "missing"}},
+        {"histograms": {"filter_groups/filtered_values": {"1.0": 1}}},
+        {"rows": {"a/0/0": {"reward": 2.0}}},
+        {"rows": {"a/0/0": "missing"}},
+        {"rows": {"a/1/0": {"reward": 1.0}}},
+        {"ended": {"a": "partial 1/1"}},
+        {"ended": {"b": "finished 1/1"}},
+    ],
+)
 def test_a_batch_that_differs_is_a_failed_step(expect: dict) -> None:
-    differing = scenario({"submit": "a", "n": 1}, {"start": "a"}, {"finish": "a/0"}, {"sample": 1, "expect": expect})
+    done = {"finish": "a/0", "metrics": {"reward": 1.0}}
+    differing = scenario({"submit": "a", "n": 1}, {"start": "a"}, done, {"sample": 1, "expect": expect})
 
     with pytest.raises(StepFailed, match="step 4"):
         play(differing)
+
+
+def test_what_a_batch_has_not_is_missing() -> None:
+    done = {"finish": "a/0", "metrics": {"reward": 1.0}}
+    expect = {
+        "metrics": {"no/such": "missing"},
+        "rows": {"a/0/0": {"reward": 1.0, "length": "missing"}, "b/0/0": "missing"},
+        "ended": {"a": "finished 1/1", "b": "missing"},
+    }
+    play(scenario({"submit": "a"}, {"start": "a"}, done, {"sample": 1, "expect": expect}))
 
 
 def test_an_error_that_nobody_expected_fails_the_step() -> None:
@@ -65,6 +91,12 @@ def test_an_expected_error_passes() -> None:
         ({"steps": [{"sample": True}]}, "of type int"),
         ({"steps": [{"start": "a", "publish": 1}]}, "exactly one verb"),
         ({"steps": [{"finish": "a"}]}, "id/session"),
+        ({"steps": [{"finish": "a/²"}]}, "id/session"),
+        ({"steps": [{"finish": "a/0", "trajectories": [{"versions": 1}]}]}, "of type list"),
+        ({"steps": [{"finish": "a/0", "trajectories": [{"versions": ["1"]}]}]}, "of type int"),
+        ({"steps": [{"recover": True, "rules": {"lagmax": 1}}]}, "did you mean 'lag_max'"),
+        ({"steps": [{"start": "a"}], "source": {"admits": "yes"}}, "of type bool"),
+        ({"steps": [{"start": "a"}], "source": {"groups": [], "datasets": {}}}, "one or the other"),
         ({"steps": [{"fail": "a/0", "kind": "boom"}]}, "error, timeout"),
         ({"steps": [{"start": "a", "expect": {"phases": {}}}]}, "did you mean 'phase'"),
         ({"steps": [{"start": "a"}], "ruls": {}}, "did you mean 'rules'"),
@@ -103,6 +135,8 @@ def test_a_directory_runs_every_file_beneath_it(tmp_path: Path) -> None:
     ("steps", "shown"),
     [
         ([{"submit": "a"}, {"crash": True}, {"start": "a"}], "a recover step must come first"),
+        ([{"close": True}, {"close": True}], "a recover step must come first"),
+        ([{"recover": True}], "a close or crash step must come first"),
         ([{"crash": True}, {"recover": True, "at": "best"}], "no checkpoint named 'best'"),
         ([{"cancel_sample": True}], "no waiter 0; 0 sample steps"),
         ([{"sample": 1}, {"waiting": True, "waiter": 2}], "no waiter 2; 1 sample steps"),
@@ -170,3 +204,41 @@ def test_a_recovery_step_sees_what_recovery_did_and_no_more() -> None:
             {"recover": True, "expect": {"evicted": {}}},
         )
     )
+
+
+def test_a_closed_run_is_opened_again_with_what_it_held() -> None:
+    play(
+        scenario(
+            {"submit": "a"},
+            {"sample": 1},
+            {"close": True},
+            {"advance_s": 3600},
+            {"waiting": False, "error": "RunIsClosed"},
+            {"recover": True, "n": 3, "rules": {"mode": "async"}, "expect": {"phase": {"a": "pending"}}},
+            {"sample": 2, "expect": {"submitted": ["r"]}},
+            {"start": "r"},
+            {"finish": "r/0"},
+            {"finish": "r/1"},
+            {"finish": "r/2", "expect": {"phase": {"r": "finished"}}},
+            {"check": True},
+            source={"groups": ["r"]},
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("cut", "phase"), [({}, "running"), ({"lose_bytes": 1}, "pending"), ({"keep_bytes": 0}, "unknown")]
+)
+def test_a_crash_may_take_the_end_of_the_log(cut: dict, phase: str) -> None:
+    before = [{"submit": "a", "n": 2}, {"start": "a/0"}]
+    after = "pending" if phase == "running" else phase
+
+    play(scenario(*before, {"crash": True, **cut}, {"recover": True, "expect": {"phase": {"a": after}}}))
+
+
+def test_a_source_that_admits_is_drawn_from_ahead_of_the_samplers() -> None:
+    start = {"start": "a", "expect": {"counts": {"running": 1, "pending": 1, "owed": 0}}}
+    rules = {"admission": {"kind": "slots", "n": 2}}
+    source = {"groups": ["a", "b", "c"], "admits": True}
+
+    play(scenario(start, {"crash": True}, {"recover": True, "expect": {"submitted": []}}, source=source, rules=rules))
