@@ -346,6 +346,8 @@ _OF_EVENTS: dict[str, Callable[[list[ev.AnyEvent]], Any]] = {
         e.group_id for e in events if isinstance(e, ev.GroupSubmitted) and e.cause != "submit"
     ],
     "forfeited": _forfeited,
+    "requeued": lambda events: [e.group_id for e in events if isinstance(e, ev.GroupRequeued)],
+    "starved": lambda events: [e.dataset for e in events if isinstance(e, ev.DatasetStarved)],
     "fenced": _fenced,
 }
 

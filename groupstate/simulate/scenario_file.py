@@ -48,6 +48,8 @@ EXPECTATIONS: dict[str, tuple[type, ...]] = {
     "evicted": (dict,),
     "submitted": (list,),
     "forfeited": COUNT,
+    "requeued": (list,),
+    "starved": (list,),
     "phase": (dict,),
     "counts": (dict,),
     "metrics": (dict,),
