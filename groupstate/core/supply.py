@@ -5,6 +5,7 @@ Rule 2: refills come first: each takes the place that an evicted group gave back
 """
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ def refills_now(book: Book, rules: Rules) -> int:
     """How many refills to submit now; what is owed beyond that waits for a place, or for a whole multiple."""
     if rules.drains and (not book.waiting() or draining(book, rules)):
         return 0
-    count = max(0, min(len(book.credits), refill_room(book, rules)))
+    count = max(0, min(len(book.credits), refill_room(book, rules), generation_left(book, rules)))
     return count - count % rules.refill_multiple
 
 
@@ -96,7 +97,14 @@ def short_of(book: Book, rules: Rules, wanted: int) -> int:
     rule = rules.admission_rule
     if isinstance(rule, Slots):
         short = min(short, rule.n - book.in_flight_count())
-    return max(0, short)
+    return max(0, min(short, generation_left(book, rules)))
+
+
+def generation_left(book: Book, rules: Rules) -> int:
+    """Groups that may yet be started for this batch; as many as there can be without a limit."""
+    if rules.generated_groups_max is None:
+        return sys.maxsize
+    return rules.generated_groups_max - book.window(TRAIN).submitted
 
 
 def _coming(book: Book, rules: Rules) -> int:
@@ -111,6 +119,11 @@ def _coming(book: Book, rules: Rules) -> int:
 
 def admissible(book: Book, rules: Rules) -> int:
     """How many new prompts the rollout may start now."""
+    return max(0, min(_admitted(book, rules), generation_left(book, rules)))
+
+
+def _admitted(book: Book, rules: Rules) -> int:
+    """What the admission rule says, below 0 if there are too many already."""
     if draining(book, rules) or held_by_stale(book, rules) is not None:
         return 0
     rule = rules.admission_rule
@@ -122,11 +135,11 @@ def admissible(book: Book, rules: Rules) -> int:
             return _missing_of_targets(book, rules, rule.warmup)
         wanted = sum(request.size for request in book.waiting())
         ahead = rule.warmup * (rules.batch_size or max([request.size for request in book.waiting()], default=1))
-        return max(0, wanted + ahead - ready - under_way)
+        return wanted + ahead - ready - under_way
     if isinstance(rule, Capacity):
         free = _free_capacity(book, rules, rule)
-        return max(0, min(free, _free_places(book, rule, free)) - owed)
-    return max(0, min(rule.n - under_way, rule.n + rule.ready_max - ready - under_way))
+        return min(free, _free_places(book, rule, free)) - owed
+    return min(rule.n - under_way, rule.n + rule.ready_max - ready - under_way)
 
 
 def unjudged_count(book: Book) -> int:

@@ -1,5 +1,6 @@
 """Which groups are evicted, cell by cell; the controller's part is to do it."""
 
+import itertools
 from typing import Any, Literal
 
 import pytest
@@ -60,6 +61,7 @@ ASYNC_ROWS: list[Row] = [
     ("failed with rows", {"survivors_min": 1, "on_singleton": "keep"}, "off", (), 0),
     ("failed without rows", {}, "off", ("empty",), 1),
     ("failed without rows", {}, "drop", ("empty", "stale"), 1),
+    ("failed without rows", {}, "wait", ("empty",), 1),
     ("failed without rows", {"empty": "drop"}, "off", ("empty",), 1),
     ("failed without rows", {"survivors_min": 2}, "off", ("empty",), 1),
     ("finished without rows", {}, "off", ("empty",), 1),
@@ -68,10 +70,13 @@ ASYNC_ROWS: list[Row] = [
     ("finished without rows", {"empty": "drop"}, "off", ("empty",), 1),
     ("cancelled with rows", {}, "off", ("cancelled",), 1),
     ("cancelled with rows", {}, "drop", ("cancelled", "stale"), 1),
+    ("cancelled with rows", {}, "wait", ("cancelled",), 1),
     ("cancelled with rows", {"survivors_min": 1}, "off", ("cancelled",), 1),
     ("cancelled with rows", {"survivors_min": 2}, "off", ("cancelled",), 1),
     ("cancelled without rows", {}, "off", ("cancelled",), 1),
     ("cancelled without rows", {}, "drop", ("cancelled", "stale"), 1),
+    ("cancelled without rows", {}, "wait", ("cancelled",), 1),
+    ("flat", {"on_stale": "drop", "lag_max": 0, "tolerance": 9.0}, "off", ("stale", "zero_variance"), 1),
 ]
 
 SYNC_ROWS: list[Row] = [
@@ -84,23 +89,39 @@ SYNC_ROWS: list[Row] = [
     ("flat", {"filter_metric": None}, "drop", (), 0),
     ("failed with rows", {}, "off", (), 0),
     ("failed with rows", {}, "drop", (), 0),
+    ("failed with rows", {}, "wait", (), 0),
     ("failed with rows", {"failure": "refill"}, "off", ("failed",), 1),
     ("failed with rows", {"failure": "refill"}, "drop", ("failed",), 1),
     ("failed with rows", {"survivors_min": 2}, "off", ("too_few",), 1),
     ("failed with rows", {"survivors_min": 1}, "off", ("zero_variance",), 2),
     ("failed without rows", {}, "off", ("empty",), 1),
+    ("failed without rows", {}, "drop", ("empty",), 1),
+    ("failed without rows", {}, "wait", ("empty",), 1),
+    ("failed without rows", {"empty": "keep"}, "off", (), 0),
     ("failed without rows", {"failure": "refill"}, "off", ("empty",), 1),
     ("failed without rows", {"empty": "drop"}, "off", ("empty",), 0),
     ("failed without rows", {"empty": "drop", "failure": "refill"}, "off", ("empty",), 0),
     ("finished without rows", {}, "off", ("empty",), 1),
     ("finished without rows", {"empty": "drop"}, "off", ("empty",), 0),
     ("finished without rows", {}, "drop", ("empty",), 1),
+    ("finished without rows", {}, "wait", ("empty",), 1),
+    ("finished without rows", {"empty": "keep"}, "off", ("empty",), 1),
     ("cancelled with rows", {}, "off", ("cancelled",), 1),
+    ("cancelled with rows", {}, "drop", ("cancelled",), 1),
+    ("cancelled with rows", {}, "wait", ("cancelled",), 1),
     ("cancelled without rows", {}, "off", ("cancelled",), 1),
+    ("cancelled without rows", {}, "drop", ("cancelled",), 1),
+    ("cancelled without rows", {}, "wait", ("cancelled",), 1),
     ("cancelled without rows", {"empty": "drop"}, "off", ("cancelled",), 1),
 ]
 
 ROWS = [("async", *row) for row in ASYNC_ROWS] + [("sync", *row) for row in SYNC_ROWS]
+
+
+def test_there_is_a_row_for_each_cell_of_the_matrix() -> None:
+    cells = {(mode, made_of, stale) for mode, made_of, more, stale, _, _ in ROWS if not more}
+
+    assert cells == set(itertools.product(("async", "sync"), MADE_OF, ("off", "drop", "wait")))
 
 
 def matrix_rules(mode: str, more: dict[str, Any], stale: Stale) -> Rules:

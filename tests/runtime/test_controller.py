@@ -1,5 +1,6 @@
 """The rules at work: what the controller does after each event."""
 
+import pytest
 from msgspec.structs import replace
 
 from groupstate.core import events as ev
@@ -88,6 +89,7 @@ def test_a_group_that_is_kept_ends_the_streak() -> None:
 
 
 def test_one_batch_takes_no_more_groups_than_the_limit() -> None:
+    """The second refill is owed, and not drawn: the limit bounds what is started, not only what is waited for."""
     rules = Rules(filter_metric="acc", generated_groups_max=2)
     story = play("submit g/2", "sample 1", "start g", "finish g acc=1", rules=rules, source=["r1", "r2"])
     at_the_limit = story.waiters[0].error
@@ -96,7 +98,7 @@ def test_one_batch_takes_no_more_groups_than_the_limit() -> None:
 
     assert at_the_limit is None
     assert isinstance(error, RefillLimitExceeded)
-    assert (error.generated, error.bound, error.reasons) == (3, 2, {"zero_variance": 2})
+    assert (error.generated, error.bound, error.reasons) == (2, 2, {"zero_variance": 2})
 
 
 def test_a_withdrawn_sampler_takes_nothing() -> None:
@@ -111,3 +113,105 @@ def test_a_sampler_that_leaves_with_its_batch_gives_it_back() -> None:
 
     assert story.ready() == ["a"]
     assert story.events(ev.BatchReturned) == [ev.BatchReturned(1, "cancelled")]
+
+
+# With an exhausted source ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made_of", "rules", "lag", "reasons", "credit"),
+    [
+        (["finish g.0 acc=0", "finish g.1 acc=1"], Rules(lag_max=1), 2, ("stale",), 1),
+        (["finish g acc=1"], Rules(filter_metric="acc"), 0, ("zero_variance",), 1),
+        (["finish g acc=1"], SYNC, 0, ("zero_variance",), 2),
+        (["finish g.0 acc=1", "fail g.1"], Rules(), 0, ("failed",), 1),
+        (["finish g.0 acc=1", "fail g.1"], replace(SYNC, failure="refill"), 0, ("failed",), 1),
+        (["fail g"], Rules(), 0, ("empty",), 1),
+        (["fail g"], SYNC, 0, ("empty",), 1),
+        (["finish g nothing"], Rules(empty_session="allow"), 0, ("empty",), 1),
+        (["finish g nothing"], replace(SYNC, empty_session="allow", empty="drop"), 0, ("empty",), 0),
+        (["finish g acc=1"], Rules(lag_max=1, filter_metric="acc"), 2, ("stale", "zero_variance"), 1),
+        (["cancel g"], Rules(), 0, ("cancelled",), 1),
+    ],
+)
+def test_whatever_takes_the_last_group_of_an_exhausted_source_the_waiter_is_told(
+    made_of: list[str], rules: Rules, lag: int, reasons: tuple[str, ...], credit: int
+) -> None:
+    story = play(
+        "submit good/2", "submit g/2", "start good", "finish good.0 acc=0", "finish good.1 acc=1", "start g",
+        "sample 2",
+        rules=replace(rules, batch_size=2), source=[],
+    )  # fmt: skip
+    assert story.waiters[0].error is None  # `g` may yet do
+    story.tell(f"submit fresh/1 stamp={lag}", f"publish {lag}", *made_of)
+    story.tell("start fresh", "fail fresh")
+
+    assert story.evicted()["g"] == reasons
+    assert sum(event.count for event in story.events(ev.RefillForfeited)) >= credit
+    assert {event.reason for event in story.events(ev.RefillForfeited)} <= {"source exhausted"}
+    assert isinstance(story.waiters[0].error, NotEnoughGroups)
+    assert story.waiters[0].error.counts["sampleable"] == len(story.ready())
+
+
+def test_a_group_that_is_kept_although_it_failed_meets_the_demand_of_an_exhausted_source() -> None:
+    story = play("submit g/2", "start g", "sample 1", "finish g.0 acc=1", "fail g.1", rules=SYNC, source=[])
+
+    assert story.batches() == [("g",)]
+
+
+# Batches of changing size ----------------------------------------------------------------------------
+
+
+def test_in_async_mode_each_call_gets_as_many_as_it_asks_for() -> None:
+    lines = [f"{verb} g{i}{rest}" for i in range(6) for verb, rest in (("submit", "/1"), ("start", ""), ("finish", ""))]
+    story = play(*lines, "sample 1", "sample 3", "sample 2", rules=Rules(batch_size=2))
+
+    assert story.batches() == [("g0",), ("g1", "g2", "g3"), ("g4", "g5")]
+
+
+def test_in_sync_mode_a_batch_below_the_rules_leaves_no_surplus_and_the_next_full_one_does() -> None:
+    good = [
+        line
+        for i in range(4)
+        for line in (f"submit g{i}/2", f"start g{i}", f"finish g{i}.0 acc=0", f"finish g{i}.1 acc=1")
+    ]
+    story = play(*good, "sample 1", rules=replace(SYNC, batch_size=2), source=["r1"])
+    assert (story.batches(), story.evicted()) == ([("g0",)], {})
+
+    story.tell("sample 2")
+    assert (story.batches(), story.evicted()) == ([("g0",), ("g1", "g2")], {"g3": ("surplus",)})
+
+
+def test_the_demand_that_counts_is_that_of_the_call_that_waits() -> None:
+    story = play(
+        "submit a/2", "submit b/2", "start a", "start b", "sample 1", "finish a acc=1",
+        rules=replace(SYNC, batch_size=4), source=["r1", "r2", "r3", "r4"],
+    )  # fmt: skip
+    assert [event.credit for event in story.events(ev.GroupEvicted)] == [2]
+
+    story.tell("finish b.0 acc=0", "finish b.1 acc=1", "start r1", "start r2", "finish r1 acc=1", "finish r2 acc=1")
+    assert [event.credit for event in story.events(ev.GroupEvicted)] == [2, 0, 0]
+    assert story.batches() == [("b",)]
+
+
+# Between two decisions -------------------------------------------------------------------------------
+
+
+def test_a_group_that_ends_between_two_decisions_is_judged_by_the_next() -> None:
+    story = play("submit g/2", "start g", rules=Rules(lag_max=0, filter_metric="acc"), source=["r1"])
+    settle, story.ledger.settle = story.ledger.settle, lambda: None
+    story.tell("finish g.0 acc=1", "publish 3", "finish g.1 acc=1")
+    assert (story.phase("g"), story.evicted()) == ("finished", {})
+
+    story.ledger.settle = settle
+    settle()
+    assert story.evicted() == {"g": ("stale", "zero_variance")}
+    assert story.refills() == ["r1"]
+
+
+def test_rules_that_can_never_fill_a_batch_are_told_at_once() -> None:
+    story = play("sample 5", rules=Rules(generated_groups_max=3), source=list("abcdef"))
+
+    assert isinstance(story.waiters[0].error, RefillLimitExceeded)
+    assert "3 groups were submitted for this batch and generated_groups_max is 3" in str(story.waiters[0].error)
+    assert story.book.totals["submitted"] == 3
