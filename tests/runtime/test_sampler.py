@@ -568,7 +568,7 @@ async def test_more_groups_than_one_batch_may_take_end_the_wait(loop):
     async with opened(
         loop, rules=rules, source=range(100), session=returning(Trajectory(reward=1.0)), group_size=2
     ) as run:
-        with pytest.raises(RefillLimitExceeded, match="4 groups were submitted for this batch and .* is 4") as caught:
+        with pytest.raises(RefillLimitExceeded, match=r"4 groups were submitted for this batch and .* is 4") as caught:
             await run.sample(1)
 
     assert (caught.value.generated, caught.value.bound) == (4, 4)
