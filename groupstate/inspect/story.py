@@ -144,7 +144,7 @@ class _Teller:
         if event.target_version is not None:
             parts.append(f"made for version {event.target_version}")
         if event.oversample:
-            parts.append(f"{event.oversample} sessions more than it needs")
+            parts.append(f"{event.oversample} more than it needs")
         return f"{who}: {', '.join(parts)}"
 
     def _own(self, event: ev.AnyEvent, before: Group | None, after: Group | None) -> str:
@@ -195,6 +195,8 @@ class _Teller:
                 f"finished in part: {after.finished_count} of {after.size} sessions finished, "
                 f"survivors_min is {self.rules.survivors_min}"
             )
+        elif after.oversample:
+            head = f"finished: {after.finished_count} of {after.size} sessions finished, as many as it needs"
         else:
             head = f"finished: all {counted(after.size, 'session')} finished"
         parts = [head, counted(after.trajectory_count, "trajectory", "trajectories"), f"lag {self._lag(after)}"]
@@ -203,7 +205,7 @@ class _Teller:
 
     def _lag(self, group: Group) -> str:
         lag = self.book.lag(group)
-        bound = self.rules.lag_max
+        bound = self.rules.lag_bound(group.dataset)
         return str(lag) if bound is None else f"{lag} (lag_max {bound})"
 
     def _spread(self, group: Group) -> str:
@@ -217,7 +219,7 @@ class _Teller:
         low, high, count = ranges[metric]
         return (
             f"{metric} from {low:g} to {high:g} over {counted(count, 'value')} "
-            f"(range {high - low:g}, tolerance {self.rules.tolerance:g})"
+            f"(range {high - low:g}, tolerance {self.rules.tolerance_for(group.dataset):g})"
         )
 
     def _eviction(self, event: ev.GroupEvicted, before: Group) -> str:
@@ -227,27 +229,30 @@ class _Teller:
 
     def _reason(self, reason: ev.EvictReason, event: ev.GroupEvicted, before: Group) -> str:
         if reason == "stale":
-            return f"lag {event.lag} is above lag_max {self.rules.lag_max}"
+            return f"lag {event.lag} is above lag_max {self.rules.lag_bound(before.dataset)}"
         if reason == "zero_variance":
             return self._zero_variance(event, before)
         return {
             "cancelled": "it was given up",
+            "custom": one_line(event.message) or f"selection {self.rules.selection} dropped it",
             "damaged": one_line(event.message) or "a payload can't be read",
             "empty": "it has no trajectory",
             "failed": f"{before.failed_count} of {before.size} sessions failed",
             "surplus": "the batch was full without it",
-            "too_few": f"{before.finished_count} sessions finished, survivors_min is {self.rules.survivors_min}",
+            "too_few": f"{before.finished_count} of {before.size} sessions finished, "
+            f"survivors_min is {self.rules.survivors_min}",
         }[reason]
 
     def _zero_variance(self, event: ev.GroupEvicted, before: Group) -> str:
         metric = self.rules.filter_metric
         ranges = before.trajectory_ranges if self.rules.per == "trajectory" else before.session_ranges
         low, high, count = ranges.get(metric or "", (0.0, 0.0, 0))
-        if count > 1 and high - low <= self.rules.tolerance:
+        tolerance = self.rules.tolerance_for(before.dataset)
+        if count > 1 and high - low <= tolerance:
             shared = "" if event.shared_value is None else f" is {event.shared_value:g}"
-            return (
-                f"{metric}{shared} in all {count} values (max - min {high - low:g}, tolerance {self.rules.tolerance:g})"
-            )
+            return f"{metric}{shared} in all {count} values (max - min {high - low:g}, tolerance {tolerance:g})"
+        if count > 1 and self.rules.spread == "std":
+            return f"the deviation of {metric} over {count} values is within tolerance {tolerance:g}"
         if count == 1 and self.rules.on_singleton == "evict":
             return f"a single value of {metric}, and on_singleton is 'evict'"
         return f"{counted(count, 'value')} of {metric}, and on_missing is {self.rules.on_missing!r}"
@@ -262,7 +267,8 @@ class _Teller:
                 return ""
             self.batches.add(event.batch)
             lag = event.lags[event.group_ids.index(self.group_id)]
-            bound = "" if self.rules.lag_max is None else f" (lag_max {self.rules.lag_max})"
+            most = None if after is None else self.rules.lag_bound(after.dataset)
+            bound = "" if most is None else f" (lag_max {most})"
             return (
                 f"sampled into batch {event.batch} of {counted(len(event.group_ids), 'group')} with lag {lag}{bound} "
                 f"at version {event.weight_version}; the sampler had waited {span_of(waited_s)}"

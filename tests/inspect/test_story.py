@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from groupstate.core import events as ev
-from groupstate.core.rules import RULES_VERSION, Rules
+from groupstate.core.rules import RULES_VERSION, PerDataset, Rules
 from groupstate.errors import UnknownGroup
 from groupstate.inspect.about import About
 from groupstate.inspect.story import Story, story
@@ -131,11 +131,12 @@ def test_what_was_inferred_from_a_status_is_told_as_observed() -> None:
     ("reason", "rules", "text"),
     [
         ("cancelled", Rules(), "it was given up"),
+        ("custom", Rules(selection="mine:pick"), "bad checksum"),
         ("damaged", Rules(), "bad checksum"),
         ("empty", Rules(), "it has no trajectory"),
         ("failed", Rules(), "1 of 2 sessions failed"),
         ("surplus", Rules(), "the batch was full without it"),
-        ("too_few", Rules(survivors_min=2), "1 sessions finished, survivors_min is 2"),
+        ("too_few", Rules(survivors_min=2), "1 of 2 sessions finished, survivors_min is 2"),
         ("zero_variance", Rules(filter_metric="acc", on_singleton="evict"), "a single value of acc, and on_singleton"),
         ("zero_variance", Rules(filter_metric="f", on_missing="evict"), "0 values of f, and on_missing is 'evict'"),
     ],
@@ -181,6 +182,48 @@ def test_how_a_group_ended(end: ev.AnyEvent, rules: Rules, text: str) -> None:
     ]  # fmt: skip
 
     assert last(log(half, end, rules=rules)).startswith(text)
+
+
+def test_a_rule_of_ones_own_that_gives_no_reason_is_named() -> None:
+    records = log(whole("a", 1.0), ev.GroupEvicted("a", ("custom",), 0, 1), rules=Rules(selection="mine:pick"))
+
+    assert "custom: selection mine:pick dropped it" in last(records)
+
+
+def test_what_holds_for_a_dataset_is_what_is_told() -> None:
+    rules = Rules(lag_max=1, filter_metric="acc", datasets={"code": PerDataset(lag_max=3, tolerance=0.5)})
+    group: list[ev.AnyEvent] = [
+        submit("a", 2, dataset="code"), ev.SessionStarted("a", 0, 1), ev.SessionStarted("a", 1, 1),
+        finish("a", 0, acc=1.0), finish("a", 1, acc=0.75), ev.GroupFinished("a"), ev.WeightsPublished(4),
+    ]  # fmt: skip
+    records = log(group, ev.GroupEvicted("a", ("stale", "zero_variance"), 4, 1), rules=rules)
+
+    assert (
+        "lag 0 (lag_max 3), acc from 0.75 to 1 over 2 values (range 0.25, tolerance 0.5)"
+        in texts(story(records, "a"))[5]
+    )
+    assert (
+        "stale: lag 4 is above lag_max 3; zero_variance: acc in all 2 values (max - min 0.25, tolerance 0.5)"
+        in last(records)
+    )
+
+
+def test_a_deviation_that_rounds_is_told_as_such() -> None:
+    rules = Rules(filter_metric="acc", spread="std", tolerance=0.1)
+    records = log(whole("a", 0.0, 0.15), ev.GroupEvicted("a", ("zero_variance",), 0, 1), rules=rules)
+
+    assert "zero_variance: the deviation of acc over 2 values is within tolerance 0.1" in last(records)
+
+
+def test_a_group_with_spare_sessions_says_how_many_it_needs() -> None:
+    rules = Rules(oversample=1)
+    records = log(
+        submit("a", 2, oversample=1, target_version=4), ev.SessionStarted("a", 0, 1), finish("a", 0, acc=1.0),
+        ev.SessionFailed("a", 1, 1, "cancelled"), ev.GroupFinished("a"), rules=rules,
+    )  # fmt: skip
+
+    assert "made for version 4, 1 more than it needs" in texts(story(records, "a"))[0]
+    assert last(records).startswith("finished: 1 of 2 sessions finished, as many as it needs")
 
 
 def test_a_group_in_flight_names_the_sessions_that_it_waits_for() -> None:
