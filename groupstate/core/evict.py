@@ -191,14 +191,10 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
 
 
 def _values(group: Group, rules: Rules) -> list[float]:
+    """The values that are compared, where none is missing."""
     assert rules.filter_metric is not None
     last = None if rules.per == "trajectory" else -1
-    return [
-        row.metrics[rules.filter_metric]
-        for session in group.sessions
-        for row in session.trajectories[last:]
-        if rules.filter_metric in row.metrics
-    ]
+    return [row.metrics[rules.filter_metric] for session in group.sessions for row in session.trajectories[last:]]
 
 
 def _range(group: Group, rules: Rules) -> Range | None:
