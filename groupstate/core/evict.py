@@ -17,6 +17,7 @@ from groupstate.core.events import TRAIN, EvictReason
 from groupstate.core.group import Group, Range
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Rules
+from groupstate.core.shelf import has_rows
 from groupstate.core.spread import deviation
 
 
@@ -74,20 +75,22 @@ def judged(
         damaged: groups of which a payload can't be read, with what is wrong.
     """
     found, missing, kept, requeues = [], [], [], []
+    leaving = 0
     for group in candidates:
         if group.phase not in TERMINAL or group.partition != TRAIN:
             continue
         if group.group_id not in damaged and may_start_over(group, book.lag(group), rules):
             requeues.append(_requeue(group, rules))
+            leaving += has_rows(group)
             continue
         verdict = reasons_of(group, book.lag(group), rules, damaged=group.group_id in damaged)
         if isinstance(verdict, Missing):
             missing.append(verdict)
         elif verdict:
             found.append((group, verdict))
+            leaving += has_rows(group)
         else:
             kept.append(group.group_id)
-    leaving = sum(1 for group, _ in found if group.trajectory_count)
     unmet = demand is not None and book.ready_count() - leaving < demand
     evictions = tuple(
         Evict(
@@ -250,8 +253,6 @@ def doomed_by_age(book: Book, rules: Rules) -> list[Group]:
 def is_doomed(group: Group, rules: Rules) -> bool:
     """So many sessions of a group in flight have failed that it will be evicted for it."""
     if not rules.cancel_doomed or not group.in_flight or group.partition != TRAIN:
-        return False
-    if not rules.evicts_failed() and rules.survivors_min is None:
         return False
     enough = group.needed if rules.survivors_min is None else min(group.needed, rules.survivors_min)
     return group.size - group.failed_count < enough and group.rule_requeue_count >= rules.requeues_max

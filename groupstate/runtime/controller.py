@@ -22,6 +22,7 @@ from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import PerBatch, Slots
 from groupstate.core.select import ready_for, selected, surplus, why_held, why_not
+from groupstate.core.shelf import has_rows
 from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
 from groupstate.errors import CustomRuleError, EvictionStreak, LogFailed
 from groupstate.runtime import refusals
@@ -368,7 +369,7 @@ class Controller:
         answer = self._asked(custom, request)
         if answer is None:
             return False
-        leaving = sum(1 for group, _ in answer.drops if group.trajectory_count)
+        leaving = sum(has_rows(group) for group, _ in answer.drops)
         unmet = not answer.selected and self.book.ready_count() - leaving < request.size
         for group, drop in answer.drops:
             credit = credit_of((drop.reason,), self.rules, unmet=unmet)
