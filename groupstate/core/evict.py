@@ -242,17 +242,22 @@ def credit_of(reasons: tuple[EvictReason, ...], rules: Rules, *, unmet: bool) ->
 
 
 def doomed_by_age(book: Book, rules: Rules) -> list[Group]:
-    """Training groups in flight that are above their lag bound already, whatever they yet yield.
-
-    Under a basis that is known only from a group's tokens there are none."""
-    if not rules.cancel_doomed or not rules.drops_stale or rules.basis not in {"dispatch", "target_version"}:
+    """Training groups in flight that are above their lag bound already, whatever they yet yield."""
+    if not _dooms_by_age(rules):
         return []
     return list(itertools.chain.from_iterable(_above(book, rules, groups) for groups in book.in_flight_by_age()))
 
 
-def is_doomed(group: Group, rules: Rules) -> bool:
-    """So many sessions of a group in flight have failed that it will be evicted for it."""
+def is_doomed(group: Group, lag: int, rules: Rules) -> bool:
+    """A group in flight will be evicted, for its lag or because so many of its sessions have failed."""
     if not rules.cancel_doomed or not group.in_flight or group.partition != TRAIN:
         return False
+    if _dooms_by_age(rules) and is_stale(group, lag, rules):
+        return True
     enough = group.needed if rules.survivors_min is None else min(group.needed, rules.survivors_min)
     return group.size - group.failed_count < enough and group.rule_requeue_count >= rules.requeues_max
+
+
+def _dooms_by_age(rules: Rules) -> bool:
+    """Under a basis that is known only from a group's tokens, nobody knows the lag of a group in flight."""
+    return rules.cancel_doomed and rules.basis in {"dispatch", "target_version"}

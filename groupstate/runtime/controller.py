@@ -14,7 +14,7 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.custom import Answer, CustomRule, WrongAnswer, checked
-from groupstate.core.evict import Evict, Missing, credit_of, doomed_by_age, is_doomed, is_stale, judged, newly_stale
+from groupstate.core.evict import Evict, Missing, credit_of, doomed_by_age, is_doomed, judged, newly_stale
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
 from groupstate.core.metrics import Tally, batch_tally
@@ -205,19 +205,18 @@ class Controller:
             if (group := self.book.groups.get(group_id)) is not None and group.in_flight:
                 self.end(group_id, SPARE)
         if self.rules.cancel_doomed:
-            doomed = [group for group_id in suspects if (group := self.book.groups.get(group_id)) and self._lost(group)]
+            doomed = dict.fromkeys(group_id for group_id in suspects if self._is_doomed(group_id))
             if self._aged_in_flight:
-                doomed += doomed_by_age(self.book, self.rules)
-            for group in doomed:
-                if group.group_id not in self.ledger.endings:
-                    self.end(group.group_id, DOOMED)
+                doomed.update(dict.fromkeys(group.group_id for group in doomed_by_age(self.book, self.rules)))
+            for group_id in doomed:
+                if group_id not in self.ledger.endings:
+                    self.end(group_id, DOOMED)
         self._aged_in_flight = False
         return self.book.last_seq > before
 
-    def _lost(self, group: Group) -> bool:
-        return is_doomed(group, self.rules) or (
-            group.in_flight and group.partition == ev.TRAIN and is_stale(group, self.book.lag(group), self.rules)
-        )
+    def _is_doomed(self, group_id: str) -> bool:
+        group = self.book.groups.get(group_id)
+        return group is not None and is_doomed(group, self.book.lag(group), self.rules)
 
     def end(self, group_id: str, ending: Ending) -> None:
         """Have the open sessions of a group ended, by whoever runs them."""
