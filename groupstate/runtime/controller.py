@@ -21,7 +21,7 @@ from groupstate.core.metrics import Tally, batch_tally
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import PerBatch, Slots
-from groupstate.core.select import ready_for, selected, surplus, why_held, why_not
+from groupstate.core.select import is_for_now, ready_for, selected, surplus, why_held, why_not
 from groupstate.core.shelf import has_rows
 from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
 from groupstate.errors import CustomRuleError, EvictionStreak, LogFailed
@@ -487,7 +487,8 @@ class Controller:
 
     def sampleable_count(self, partition: ev.Partition) -> int:
         """Groups that could be sampled now; one that lacks the filter's metric can't."""
-        missing = sum(1 for group_id in self.missing if self.book.groups[group_id].partition == partition)
+        lacking = [self.book.groups[group_id] for group_id in self.missing]
+        missing = sum(group.partition == partition and is_for_now(self.book, self.rules, group) for group in lacking)
         return max(0, ready_for(self.book, self.rules, partition) - missing)
 
     def _demand(self) -> int | None:
