@@ -98,7 +98,11 @@ def _group(book: Book, group_id: Any, named: set[str], verb: str) -> Group:
 
 
 def _sound(intent: Drop) -> Drop:
-    if intent.reason not in get_args(EvictReason) or not isinstance(intent.message, str):
+    if not isinstance(intent.message, str):
+        raise WrongAnswer(
+            f"it drops {intent.group_id!r} with the message {intent.message!r:.80}; a message is a string"
+        )
+    if intent.reason not in get_args(EvictReason):
         known = ", ".join(get_args(EvictReason))
         raise WrongAnswer(f"it drops {intent.group_id!r} for {intent.reason!r}; a reason is one of {known}")
     return intent

@@ -227,6 +227,8 @@ def _missing(group: Group, rules: Rules) -> Missing:
 
 def credit_of(reasons: tuple[EvictReason, ...], rules: Rules, *, unmet: bool) -> int:
     """Refills that an eviction earns: one credit per group, however many reasons, by the matrix."""
+    if "surplus" in reasons:
+        return 0
     if rules.mode == "async":
         return 1
     if not unmet:

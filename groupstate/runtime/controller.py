@@ -27,7 +27,7 @@ from groupstate.core.supply import admissible, forfeits, refills_now, short_of, 
 from groupstate.errors import CustomRuleError, EvictionStreak, LogFailed
 from groupstate.runtime import refusals
 from groupstate.runtime.drawing import Drawing
-from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger
+from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger, cut
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import describe
 from groupstate.runtime.sources import Source
@@ -373,7 +373,7 @@ class Controller:
         for group, drop in answer.drops:
             credit = credit_of((drop.reason,), self.rules, unmet=unmet)
             self._record_eviction(
-                Evict(group.group_id, (drop.reason,), self.book.lag(group), credit, message=drop.message)
+                Evict(group.group_id, (drop.reason,), self.book.lag(group), credit, message=cut(drop.message))
             )
             self.streak += 1
             self.streak_reasons[drop.reason] += 1
