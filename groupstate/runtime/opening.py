@@ -201,7 +201,7 @@ def own_selection(rules: Rules) -> CustomRule | None:
     """The function that `selection` names; None if it is one of the library's.
 
     Raises:
-        BadSettings: it can't be found, or is async.
+        BadSettings: it can't be found, is async, or is the class of an object that was given.
     """
     if not rules.has_own_selection:
         return None
@@ -209,6 +209,11 @@ def own_selection(rules: Rules) -> CustomRule | None:
         found = load_function(rules.selection, "selection")
     except BadInput as error:
         raise BadSettings(f"{error}; or give open_run(selection=...) the function itself") from error
+    if isinstance(found, type):
+        raise BadSettings(
+            f"selection {rules.selection!r} is a class, which makes no selection by itself; give "
+            "open_run(selection=...) the object that is to be called"
+        )
     _check_selection(found)
     return found
 
