@@ -133,6 +133,4 @@ def _dataset_problems(rules: "Rules") -> list[str]:
     shares = [own.share for own in rules.datasets.values() if own.share is not None]
     if shares and sum(shares) > 1 + 1e-9:
         found.append(f"the shares of the datasets add up to {sum(shares):g}; it must be at most 1")
-    if shares and len(shares) == len(rules.datasets) and not sum(shares):
-        found.append("the shares of all datasets are 0, so no prompt could ever be drawn")
     return found

@@ -20,6 +20,7 @@ import msgspec.structs
 from groupstate.core.custom import CustomRule
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.core.rules import Rules
+from groupstate.core.supply import shares_of
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import BadInput, BadSettings, Unsupported
 from groupstate.log.file import FileLog
@@ -235,6 +236,8 @@ def _check_shares(rules: Rules, source: Source | None) -> None:
             f"the rules give shares to {', '.join(map(repr, shared))}, and the source {source.name!r} can't be asked "
             "for one dataset; give open_run a mapping: source={'name': prompts, ...}"
         )
+    if not shares_of(rules, source.datasets):
+        raise BadSettings("the shares of all datasets of the source are 0, so no prompt could ever be drawn")
     missing = [name for name in shared if name not in source.datasets]
     if missing:
         raise BadSettings(

@@ -178,11 +178,6 @@ DATASETS: list[Row] = [
     (of(tolerance=-1), "datasets['math'] has tolerance -1; it must be at least 0", of(tolerance=0)),
     (of(tolerance=float("inf")), "datasets['math'] has tolerance inf; it must be at least 0", of(tolerance=9)),
     (shares(0.7, 0.4), "the shares of the datasets add up to 1.1; it must be at most 1", shares(0.6, 0.4)),
-    (
-        shares(0.0, 0.0),
-        "the shares of all datasets are 0, so no prompt could ever be drawn",
-        shares(0.0, None),
-    ),
 ]
 
 ALL = NUMBERS + ADMISSIONS + BATCHES + STALE + SELECTIONS + DATASETS
