@@ -82,7 +82,9 @@ def checked(book: Book, request: OpenRequest, answer: Any) -> Answer:
 def _group(book: Book, group_id: Any, named: set[str], verb: str) -> Group:
     """A group that can be sampled or evicted now."""
     if not isinstance(group_id, str):
-        raise WrongAnswer(f"it {verb} a {type(group_id).__name__}; groups are named by their ids, group.group_id")
+        raise WrongAnswer(
+            f"it {verb} an object of type {type(group_id).__name__}; groups are named by their ids, group.group_id"
+        )
     group = book.groups.get(group_id)
     if group is None:
         where = book.departed.get(group_id)
@@ -100,7 +102,11 @@ def _group(book: Book, group_id: Any, named: set[str], verb: str) -> Group:
 
 
 def _sound(intent: Drop) -> Drop:
-    if intent.reason not in get_args(EvictReason) or not isinstance(intent.message, str):
+    if not isinstance(intent.message, str):
+        raise WrongAnswer(
+            f"it drops {intent.group_id!r} with the message {intent.message!r:.80}; a message is a string"
+        )
+    if intent.reason not in get_args(EvictReason):
         known = ", ".join(get_args(EvictReason))
         raise WrongAnswer(f"it drops {intent.group_id!r} for {intent.reason!r}; a reason is one of {known}")
     return intent

@@ -126,8 +126,7 @@ def _last_failure(group: Group) -> str:
 
 def _ways(book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, dispatches: bool) -> list[str]:
     ways = []
-    in_flight = book.in_flight_count(request.partition)
-    if in_flight:
+    if in_flight_for(book, rules, request.partition):
         runner = "the rollout runs them" if dispatches else "whoever dispatches them must report their end"
         ways.append(f"sessions in flight must end ({runner}); run.cancel(group) gives a group up")
     if held_by_stale(book, rules, request.partition) is not None:

@@ -388,7 +388,8 @@ class Checker:
         name, lag = group.group_id, self._lag(group)
         if event.lag != lag:
             self._wrong(11, f"group {name!r} is evicted with lag {event.lag}, and its lag is {lag}", name)
-        if "stale" not in event.reasons:
+        if "stale" not in event.reasons or self._rules.has_own_selection:
+            # A rule of the user's own says by itself what is stale.
             return
         bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None
         if bound is None:

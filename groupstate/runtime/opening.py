@@ -20,6 +20,7 @@ import msgspec.structs
 from groupstate.core.custom import CustomRule
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.core.rules import Rules
+from groupstate.core.supply import shares_of
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import BadInput, BadSettings, Unsupported
 from groupstate.log.file import FileLog
@@ -200,7 +201,7 @@ def own_selection(rules: Rules) -> CustomRule | None:
     """The function that `selection` names; None if it is one of the library's.
 
     Raises:
-        BadSettings: it can't be found, or is async.
+        BadSettings: it can't be found, is async, or is the class of an object that was given.
     """
     if not rules.has_own_selection:
         return None
@@ -208,6 +209,11 @@ def own_selection(rules: Rules) -> CustomRule | None:
         found = load_function(rules.selection, "selection")
     except BadInput as error:
         raise BadSettings(f"{error}; or give open_run(selection=...) the function itself") from error
+    if isinstance(found, type):
+        raise BadSettings(
+            f"selection {rules.selection!r} is a class, which makes no selection by itself; give "
+            "open_run(selection=...) the object that is to be called"
+        )
     _check_selection(found)
     return found
 
@@ -236,6 +242,8 @@ def _sharable(rules: Rules, source: Source | None) -> Source | None:
             f"the rules give shares to {', '.join(map(repr, shared))}, and the source {source.name!r} can't be asked "
             "for one dataset; give open_run a mapping: source={'name': prompts, ...}"
         )
+    if not shares_of(rules, source.datasets):
+        raise BadSettings("the shares of all datasets of the source are 0, so no prompt could ever be drawn")
     missing = [name for name in shared if name not in source.datasets]
     if missing:
         raise BadSettings(

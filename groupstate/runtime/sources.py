@@ -143,8 +143,14 @@ class MixedSource:
         Args:
             sources: per dataset a source, or what `as_source` makes one of. Its prompts are of that dataset,
                 whatever they say.
+
+        Raises:
+            BadInput: a dataset is of several itself.
         """
         self.name = name
+        for dataset, source in sources.items():
+            if isinstance(source, Mapping | MixedSource):
+                raise BadInput(f"dataset {dataset!r} of {name} is a mapping itself; give one source for each dataset")
         self._sources = {dataset: as_source(source) for dataset, source in sources.items()}
         self._done: set[str] = set()
 
