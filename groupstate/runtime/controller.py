@@ -278,14 +278,15 @@ class Controller:
         return count > 0
 
     def _admit(self) -> bool:
-        if not self._may_draw():
+        if self.closing:
+            return False
+        held = why_held(self.book, self.rules) is not None
+        holds = held and self.admits and self.drawing.possible
+        self._hold("a group in flight is at the lag bound" if holds else "")
+        if held or not self._may_draw():
             return False
         urgent = max(shortage(self.book, self.rules), self._watched_shortage())
         count = max(urgent, admissible(self.book, self.rules) if self.admits else 0)
-        held = why_held(self.book, self.rules)
-        if held is not None:
-            count = 0
-        self._hold("a group in flight is at the lag bound" if held is not None and self.admits else "")
         for number in range(count):
             target = self.book.weight_version if self.rules.targets_versions and number < urgent else None
             if not self.drawing.draw("admission", target_version=target):
@@ -305,7 +306,7 @@ class Controller:
         return min(short, admissible(self.book, self.rules))
 
     def _hold(self, reason: str) -> None:
-        """Write down where a hold begins, once."""
+        """Write down where a hold begins and where it ends, once."""
         if reason != self.book.held_reason:
             self.ledger.record(ev.AdmissionHeld(reason))
 

@@ -318,3 +318,12 @@ def test_a_rollout_is_given_prompts_only_while_it_runs() -> None:
 
     assert idle.book.in_flight_count() == 0
     assert sorted(running.book.groups) == ["r1", "r2"]
+
+
+def test_a_hold_of_admission_ends_with_the_source() -> None:
+    story = play(
+        "submit old/1 stamp=0", "submit bad/1", "start old", "start bad", "sample 2", "fail bad",
+        rules=Rules(lag_max=1, on_stale="wait"), source=[], admits=True, weight_version=1,
+    )  # fmt: skip
+
+    assert [bool(event.reason) for event in story.events(ev.AdmissionHeld)] == [True, False]
