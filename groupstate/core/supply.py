@@ -100,7 +100,11 @@ def short_of(book: Book, rules: Rules, wanted: int) -> int:
 
 
 def _coming(book: Book, rules: Rules) -> int:
-    """Refills that will come by themselves and could be sampled now."""
+    """Refills that will come by themselves and could be sampled now.
+
+    None where there is no place for the next of them and nothing is in flight that could make one."""
+    if not book.in_flight_count() and not refills_now(book, rules):
+        return 0
     owed = len(book.credits)
     if rules.targets_versions:
         owed = sum(_refill_target(book, credit) == book.weight_version for credit in book.credits)
