@@ -17,6 +17,7 @@ from groupstate.core.events import TRAIN, EvictReason
 from groupstate.core.group import Group, Range
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Rules
+from groupstate.core.shelf import has_rows
 from groupstate.core.spread import deviation
 
 
@@ -73,22 +74,23 @@ def judged(
             earned only while the demand is unmet.
         damaged: groups of which a payload can't be read, with what is wrong.
     """
-    found, missing, kept, requeues = [], [], [], []
+    found, missing, kept, requeues, leaving = [], [], [], [], []
     for group in candidates:
         if group.phase not in TERMINAL or group.partition != TRAIN:
             continue
         if group.group_id not in damaged and may_start_over(group, book.lag(group), rules):
             requeues.append(_requeue(group, rules))
+            leaving.append(group)
             continue
         verdict = reasons_of(group, book.lag(group), rules, damaged=group.group_id in damaged)
         if isinstance(verdict, Missing):
             missing.append(verdict)
         elif verdict:
             found.append((group, verdict))
+            leaving.append(group)
         else:
             kept.append(group.group_id)
-    leaving = sum(1 for group, _ in found if group.trajectory_count)
-    unmet = demand is not None and book.ready_count() - leaving < demand
+    unmet = demand is not None and book.ready_count() - sum(map(has_rows, leaving)) < demand
     evictions = tuple(
         Evict(
             group.group_id,
@@ -173,13 +175,8 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     """Zero variance: at least two values and max - min <= tolerance. A range, unless the rules say otherwise, and
     not a standard deviation, because six times 0.7 has a floating-point deviation above zero."""
     assert rules.filter_metric is not None
-    expected = (
-        group.trajectory_count
-        if rules.per == "trajectory"
-        else sum(1 for session in group.sessions if session.trajectories)
-    )
     low, high, count = _range(group, rules) or (0.0, 0.0, 0)
-    if count < expected:
+    if count < _expected(group, rules):
         if rules.on_missing == "error":
             return _missing(group, rules)
         return rules.on_missing == "evict"
@@ -188,6 +185,13 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     if rules.spread == "std":
         return deviation(_values(group, rules)) <= rules.tolerance_for(group.dataset)
     return high - low <= rules.tolerance_for(group.dataset)
+
+
+def _expected(group: Group, rules: Rules) -> int:
+    """Values that there are if none is missing."""
+    if rules.per == "trajectory":
+        return group.trajectory_count
+    return sum(1 for session in group.sessions if session.trajectories)
 
 
 def _values(group: Group, rules: Rules) -> list[float]:
@@ -208,9 +212,10 @@ def _range(group: Group, rules: Rules) -> Range | None:
 
 
 def _shared_value(group: Group, rules: Rules) -> float | None:
-    """The value that all have; None where they don't (a metric that is missing can evict too)."""
-    low, high, _ = _range(group, rules) or (0.0, math.inf, 0)
-    return low if high - low <= rules.tolerance_for(group.dataset) else None
+    """The value that all have; None where they don't, or where one lacks it (`on_missing` can evict too)."""
+    low, high, count = _range(group, rules) or (0.0, math.inf, 0)
+    all_have_it = count == _expected(group, rules)
+    return low if all_have_it and high - low <= rules.tolerance_for(group.dataset) else None
 
 
 def _missing(group: Group, rules: Rules) -> Missing:
@@ -246,15 +251,21 @@ def doomed_by_age(book: Book, rules: Rules) -> list[Group]:
     """Training groups in flight that are above their lag bound already, whatever they yet yield.
 
     Under a basis that is known only from a group's tokens there are none."""
-    if not rules.cancel_doomed or not rules.drops_stale or rules.basis not in {"dispatch", "target_version"}:
+    if not _dooms_by_age(rules):
         return []
     return list(itertools.chain.from_iterable(_above(book, rules, groups) for groups in book.in_flight_by_age()))
 
 
-def is_doomed(group: Group, rules: Rules) -> bool:
-    """So many sessions of a group in flight have failed that it will be evicted for it."""
+def _dooms_by_age(rules: Rules) -> bool:
+    return rules.cancel_doomed and rules.drops_stale and rules.basis in {"dispatch", "target_version"}
+
+
+def is_doomed(group: Group, lag: int, rules: Rules) -> bool:
+    """A group in flight is above its lag bound, or so many of its sessions have failed that it will be evicted."""
     if not rules.cancel_doomed or not group.in_flight or group.partition != TRAIN:
         return False
+    if _dooms_by_age(rules) and is_stale(group, lag, rules):
+        return True
     if not rules.evicts_failed() and rules.survivors_min is None:
         return False
     enough = group.needed if rules.survivors_min is None else min(group.needed, rules.survivors_min)

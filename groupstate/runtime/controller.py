@@ -14,7 +14,7 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.custom import Answer, CustomRule, WrongAnswer, checked
-from groupstate.core.evict import Evict, Missing, credit_of, doomed_by_age, is_doomed, is_stale, judged, newly_stale
+from groupstate.core.evict import Evict, Missing, credit_of, doomed_by_age, is_doomed, judged, newly_stale
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
 from groupstate.core.metrics import Tally, batch_tally
@@ -22,6 +22,7 @@ from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import PerBatch, Slots
 from groupstate.core.select import ready_for, selected, surplus, why_held, why_not
+from groupstate.core.shelf import has_rows
 from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
 from groupstate.errors import CustomRuleError, EvictionStreak, LogFailed
 from groupstate.runtime import refusals
@@ -148,6 +149,7 @@ class Controller:
         event = record.event
         self.progress_at_ns = record.at_ns
         if isinstance(event, ev.GroupFinished | ev.GroupFailed):
+            self._unjudged.pop(event.group_id, None)
             self._unjudged[event.group_id] = None
             self.prompts.pop(event.group_id, None)
         elif isinstance(event, ev.WeightsPublished | ev.BatchReturned | ev.RunRewound | ev.BatchRequested):
@@ -207,16 +209,14 @@ class Controller:
             doomed = [group for group_id in suspects if (group := self.book.groups.get(group_id)) and self._lost(group)]
             if self._aged_in_flight:
                 doomed += doomed_by_age(self.book, self.rules)
-            for group in doomed:
+            for group in sorted(doomed, key=lambda group: (group.aged_from, group.submitted_seq)):
                 if group.group_id not in self.ledger.endings:
                     self.end(group.group_id, DOOMED)
         self._aged_in_flight = False
         return self.book.last_seq > before
 
     def _lost(self, group: Group) -> bool:
-        return is_doomed(group, self.rules) or (
-            group.in_flight and group.partition == ev.TRAIN and is_stale(group, self.book.lag(group), self.rules)
-        )
+        return is_doomed(group, self.book.lag(group), self.rules)
 
     def end(self, group_id: str, ending: Ending) -> None:
         """Have the open sessions of a group ended, by whoever runs them."""
@@ -369,7 +369,7 @@ class Controller:
         answer = self._asked(custom, request)
         if answer is None:
             return False
-        leaving = sum(1 for group, _ in answer.drops if group.trajectory_count)
+        leaving = sum(1 for group, _ in answer.drops if has_rows(group))
         unmet = not answer.selected and self.book.ready_count() - leaving < request.size
         for group, drop in answer.drops:
             credit = credit_of((drop.reason,), self.rules, unmet=unmet)
