@@ -176,13 +176,8 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     """Zero variance: at least two values and max - min <= tolerance. A range, unless the rules say otherwise, and
     not a standard deviation, because six times 0.7 has a floating-point deviation above zero."""
     assert rules.filter_metric is not None
-    expected = (
-        group.trajectory_count
-        if rules.per == "trajectory"
-        else sum(1 for session in group.sessions if session.trajectories)
-    )
     low, high, count = _range(group, rules) or (0.0, 0.0, 0)
-    if count < expected:
+    if count < _expected(group, rules):
         if rules.on_missing == "error":
             return _missing(group, rules)
         return rules.on_missing == "evict"
@@ -191,6 +186,13 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     if rules.spread == "std":
         return deviation(_values(group, rules)) <= rules.tolerance_for(group.dataset)
     return high - low <= rules.tolerance_for(group.dataset)
+
+
+def _expected(group: Group, rules: Rules) -> int:
+    """Values that there are if none is missing."""
+    if rules.per == "trajectory":
+        return group.trajectory_count
+    return sum(1 for session in group.sessions if session.trajectories)
 
 
 def _values(group: Group, rules: Rules) -> list[float]:
@@ -207,9 +209,10 @@ def _range(group: Group, rules: Rules) -> Range | None:
 
 
 def _shared_value(group: Group, rules: Rules) -> float | None:
-    """The value that all have; None where they don't (a metric that is missing can evict too)."""
-    low, high, _ = _range(group, rules) or (0.0, math.inf, 0)
-    return low if high - low <= rules.tolerance_for(group.dataset) else None
+    """The value that all have; None where they don't, or where one lacks it (`on_missing` can evict too)."""
+    low, high, count = _range(group, rules) or (0.0, math.inf, 0)
+    all_have_it = count == _expected(group, rules)
+    return low if all_have_it and high - low <= rules.tolerance_for(group.dataset) else None
 
 
 def _missing(group: Group, rules: Rules) -> Missing:

@@ -34,6 +34,13 @@ class Session(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ended_at_ns: int = 0
     last_seq: int = 0
     weight_version: int | None = None
+    first_attempt: int = 1
+    """The attempt that the group's submission or its latest requeue made due."""
+
+    @property
+    def tries(self) -> int:
+        """Attempts since then, the latest included."""
+        return self.attempt - self.first_attempt + 1
 
 
 class Group(msgspec.Struct, array_like=True, frozen=True):
@@ -248,7 +255,10 @@ def _terminal(group: Group, event: ev.GroupFinished | ev.GroupFailed, seq: int, 
 
 
 def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Group:
-    again = tuple(Session(attempt=session.attempt + 1, last_seq=seq) for session in group.sessions)
+    again = tuple(
+        Session(attempt=session.attempt + 1, last_seq=seq, first_attempt=session.attempt + 1)
+        for session in group.sessions
+    )
     return replace(
         group,
         sessions=again,

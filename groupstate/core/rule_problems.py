@@ -57,6 +57,9 @@ def _admission_problems(rules: "Rules") -> list[str]:
         for name, least in (("warmup", 0), ("n", 1), ("ready_max", 0), ("lag_max", 0), ("in_flight_max", 1))
         if getattr(rule, name, None) is not None and getattr(rule, name) < least
     ]
+    most = getattr(rule, "n", None) or getattr(rule, "in_flight_max", None)
+    if most is not None and rules.refill_multiple > most:
+        found.append(f"refill_multiple {rules.refill_multiple} is above the {most} groups that may be in flight")
     if hasattr(rule, "lag_max") and rules.batch_size is None:
         found.append("admission 'capacity' needs batch_size: it counts in batches")
     return found

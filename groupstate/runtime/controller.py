@@ -151,6 +151,7 @@ class Controller:
         event = record.event
         self.progress_at_ns = record.at_ns
         if isinstance(event, ev.GroupFinished | ev.GroupFailed):
+            self._unjudged.pop(event.group_id, None)
             self._unjudged[event.group_id] = None
             self.prompts.pop(event.group_id, None)
         elif isinstance(event, ev.WeightsPublished | ev.BatchReturned | ev.RunRewound | ev.BatchRequested):
@@ -212,9 +213,10 @@ class Controller:
             doomed = dict.fromkeys(group_id for group_id in suspects if self._is_doomed(group_id))
             if self._aged_in_flight:
                 doomed.update(dict.fromkeys(group.group_id for group in doomed_by_age(self.book, self.rules)))
-            for group_id in doomed:
-                if group_id not in self.ledger.endings:
-                    self.end(group_id, DOOMED)
+            groups = [self.book.groups[group_id] for group_id in doomed]
+            for group in sorted(groups, key=lambda group: (group.aged_from, group.submitted_seq)):
+                if group.group_id not in self.ledger.endings:
+                    self.end(group.group_id, DOOMED)
         self._aged_in_flight = False
         return self.book.last_seq > before
 
@@ -286,14 +288,15 @@ class Controller:
         return count > 0
 
     def _admit(self) -> bool:
-        if not self._may_draw():
+        if self.closing:
+            return False
+        held = why_held(self.book, self.rules) is not None
+        holds = held and self.admits and self.drawing.possible
+        self._hold("a group in flight is at the lag bound" if holds else "")
+        if held or not self._may_draw():
             return False
         urgent = max(shortage(self.book, self.rules), self._watched_shortage())
         count = max(urgent, admissible(self.book, self.rules) if self.admits else 0)
-        held = why_held(self.book, self.rules)
-        if held is not None:
-            count = 0
-        self._hold("a group in flight is at the lag bound" if held is not None and self.admits else "")
         for number in range(count):
             target = self.book.weight_version if self.rules.targets_versions and number < urgent else None
             if not self.drawing.draw("admission", target_version=target):
@@ -313,7 +316,7 @@ class Controller:
         return min(short, admissible(self.book, self.rules))
 
     def _hold(self, reason: str) -> None:
-        """Write down where a hold begins, once."""
+        """Write down where a hold begins and where it ends, once."""
         if reason != self.book.held_reason:
             self.ledger.record(ev.AdmissionHeld(reason))
 

@@ -187,7 +187,7 @@ class Ledger:
         fenced = self._fenced(group, session, number, "failed")
         if fenced:
             return fenced
-        delay = self._retry_delay(group, number) if retryable else None
+        delay = self._retry_delay(group, session) if retryable else None
         log.info("session failed", group=group_id, session=session, attempt=number, kind=failure, message=message)
         self._end(ev.SessionFailed(group_id, session, number, failure, cut(message), delay))
         return None
@@ -196,9 +196,9 @@ class Ledger:
         self.record(event)
         self.settle()
 
-    def _retry_delay(self, group: Group, attempt: int) -> float | None:
+    def _retry_delay(self, group: Group, session: int) -> float | None:
         """Seconds until the next attempt, doubled each time; None if there is none."""
-        tries = attempt - group.requeue_count
+        tries = group.sessions[session].tries
         if tries >= self.rules.attempts_max or group.group_id in self.endings or group.filled:
             return None
         return float(self.rules.retry_delay_s * 2 ** (tries - 1))

@@ -186,7 +186,7 @@ class Rollout:
         now = group.sessions[session]
         if now.attempt != attempt + 1 or now.state != "waiting" or now.failure is None:
             return None
-        return float(self._ledger.rules.retry_delay_s * 2 ** (attempt - group.requeue_count - 1))
+        return float(self._ledger.rules.retry_delay_s * 2 ** (now.tries - 2))
 
     async def _attempt(self, ctx: SessionContext) -> None:
         """Run the user's function once and record its end."""

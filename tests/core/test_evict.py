@@ -547,6 +547,15 @@ def test_values_that_differ_are_not_shared() -> None:
     assert event.shared_value is None
 
 
+@pytest.mark.parametrize("per", ["session", "trajectory"])
+def test_a_value_that_one_session_lacks_is_not_shared(per: Any) -> None:
+    rules = Rules(filter_metric="acc", on_missing="evict", per=per)
+    story = play("submit g/2", "start g", "finish g.0 acc=1", "finish g.1 other=1", rules=rules)
+    (event,) = story.events(ev.GroupEvicted)
+
+    assert (event.reasons, event.shared_value) == (("zero_variance",), None)
+
+
 def test_every_sampler_is_told_of_a_missing_metric_until_the_group_is_gone() -> None:
     rules = Rules(filter_metric="acc", lag_max=0)
     story = play("submit g/1", "sample 1", "start g", "finish g reward=1", "sample 1", rules=rules, source=["r1"])
@@ -657,3 +666,49 @@ def test_an_eviction_during_the_drain_earns_nothing() -> None:
     assert [(event.group_id, event.credit) for event in story.events(ev.GroupEvicted)] == [("slow", 0)]
     assert story.batches() == [("good",)]
     assert story.refills() == []
+
+
+def test_a_group_that_the_rules_would_have_kept_empty_leaves_a_demand_unmet_when_it_is_cancelled() -> None:
+    rules = Rules(mode="sync", empty="keep")
+    story = play("submit g/1", "submit slow/1", "start g", "sample 1", "cancel g", rules=rules, source=["r1"])
+
+    assert [(event.group_id, event.credit) for event in story.events(ev.GroupEvicted)] == [("g", 1)]
+    assert story.refills() == ["r1"]
+
+
+def test_a_group_that_starts_over_is_no_longer_sampleable_when_credit_is_counted() -> None:
+    rules = Rules(mode="sync", requeues_max=1)
+    story = play(
+        "submit again/2", "submit empty/1", "start again", "start empty", "finish again.0 acc=1", "fail again.1",
+        "fail empty", "requeue empty", "start empty", "cancel empty", "sample 1", rules=rules, source=["r1"],
+    )  # fmt: skip
+
+    assert story.phase("again") == "pending"
+    assert [(event.group_id, event.credit) for event in story.events(ev.GroupEvicted)] == [("empty", 1)]
+
+
+def test_groups_are_judged_in_the_order_in_which_they_last_ended() -> None:
+    story = play(
+        "submit a/1", "submit b/1", "submit c/1", "start a", "start b", "fail a", "fail b", "requeue a", "start a",
+        "fail a", "sample 1", rules=Rules(mode="sync"), source=["r1", "r2"],
+    )  # fmt: skip
+
+    assert list(story.evicted()) == ["b", "a"]
+
+
+# Doomed groups ---------------------------------------------------------------------------------------
+
+
+def test_a_group_is_not_doomed_by_its_age_where_its_tokens_count() -> None:
+    rules = Rules(lag_max=0, basis="newest_token", cancel_doomed=True, attempts_max=2)
+    story = play("submit g/2", "start g", "publish 3", "fail g.0 retryable", rules=rules)
+    story.tell("start g.0", "finish g reward=1 versions=0,3")
+
+    assert story.ready() == ["g"]
+
+
+def test_doomed_groups_end_oldest_first() -> None:
+    rules = Rules(lag_max=0, cancel_doomed=True)
+    story = play("submit b/1", "submit a/1 stamp=0", "publish 5", rules=rules, weight_version=1)
+
+    assert list(story.evicted()) == ["a", "b"]

@@ -154,7 +154,10 @@ def test_a_requeue_ends_every_attempt_and_drops_all_that_was_yielded() -> None:
     )
 
     assert group.phase is Phase.PENDING
-    assert group.sessions == (Session(attempt=2, last_seq=12), Session(attempt=3, last_seq=12))
+    assert group.sessions == (
+        Session(attempt=2, first_attempt=2, last_seq=12),
+        Session(attempt=3, first_attempt=3, last_seq=12),
+    )
     assert (group.settled_count, group.finished_count, group.trajectory_count) == (0, 0, 0)
     assert (group.session_ranges, group.trajectory_ranges, group.requeue_count) == ({}, {}, 1)
     assert group.payloads() == [PROMPT]

@@ -223,6 +223,14 @@ def test_an_admission_rule_that_never_admits_is_refused(admission: Any) -> None:
         Rules(batch_size=4, admission=admission)
 
 
+@pytest.mark.parametrize("admission", [Slots(n=2, ready_max=9), Capacity(lag_max=9, in_flight_max=2)], ids=repr)
+def test_refills_in_multiples_that_never_find_places_enough_are_refused(admission: Any) -> None:
+    with pytest.raises(BadSettings, match="refill_multiple 3 is above the 2 groups that may be in flight"):
+        Rules(batch_size=4, admission=admission, refill_multiple=3)
+
+    assert Rules(batch_size=4, admission=admission, refill_multiple=2).admission == admission
+
+
 @pytest.mark.parametrize(
     ("fields", "drops", "waits"),
     [

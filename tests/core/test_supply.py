@@ -172,6 +172,18 @@ def test_under_slots_a_sampler_is_not_kept_waiting_by_credit_that_finds_no_slot(
     assert story.book.in_flight_count() == 1
 
 
+def test_credit_that_finds_no_place_for_its_multiple_keeps_no_sampler_waiting() -> None:
+    story = play(
+        *(f"submit {name}/1" for name in "abcdef"), *(f"start {name}" for name in "abc"), "sample 5",
+        *(f"finish {name} reward=1" for name in "abc"), "fail d", "fail e", "fail f",
+        rules=Rules(admission=Slots(n=3), refill_multiple=3), source=["x", "y"],
+    )  # fmt: skip
+    story.tell("start x", "finish x reward=1")
+
+    assert len(story.book.credits) == 3  # 4 are sampleable: there is room for one
+    assert story.phase("y") == "pending"
+
+
 def test_under_slots_a_refill_takes_no_more_than_the_slots() -> None:
     rules = Rules(lag_max=0, admission=Slots(n=1, ready_max=1))
     story = play(
@@ -318,3 +330,12 @@ def test_a_rollout_is_given_prompts_only_while_it_runs() -> None:
 
     assert idle.book.in_flight_count() == 0
     assert sorted(running.book.groups) == ["r1", "r2"]
+
+
+def test_a_hold_of_admission_ends_with_the_source() -> None:
+    story = play(
+        "submit old/1 stamp=0", "submit bad/1", "start old", "start bad", "sample 2", "fail bad",
+        rules=Rules(lag_max=1, on_stale="wait"), source=[], admits=True, weight_version=1,
+    )  # fmt: skip
+
+    assert [bool(event.reason) for event in story.events(ev.AdmissionHeld)] == [True, False]

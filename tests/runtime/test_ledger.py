@@ -132,6 +132,17 @@ def test_a_requeue_does_not_use_up_tries():
     assert made.book.group("g").sessions[0].state == "waiting"
 
 
+def test_a_requeue_gives_back_tries_that_were_used_up_before_it():
+    made = ledger(attempts_max=2, retry_delay_s=4)
+    made.fail("g", 0, 1, "error", retryable=True)
+    made.record(ev.GroupRequeued("g", "asked for"))
+    made.fail("g", 0, 3, "error", retryable=True)
+
+    assert made.book.group("g").sessions[0].state == "waiting"
+    delays = [r.event.retry_in_s for r in made.log.read() if isinstance(r.event, ev.SessionFailed)]
+    assert delays == [4, 4]
+
+
 @virtual
 async def test_the_log_of_a_busy_run_tells_the_same_three_times(loop):
     async with opened(loop, rules=Rules(filter_metric="reward", lag_max=1)) as run:
