@@ -218,6 +218,24 @@ async def test_a_new_version_cancels_the_sessions_of_the_groups_that_it_makes_st
 
 
 @virtual
+async def test_a_group_that_is_being_cancelled_is_not_cancelled_again(loop):
+    async def slow_to_end(ctx):
+        try:
+            await anyio.sleep_forever()
+        finally:
+            await asyncio.sleep(3)
+
+    async with opened(loop, rules=DOOMED, session=slow_to_end) as run:
+        group = run.submit("p")
+        await quiet()
+        await run.publish_weights(1)
+        await run.publish_weights(2)
+        await anyio.sleep(4)
+
+        assert (group.phase, ends(run)) == ("evicted", [(0, "cancelled")])
+
+
+@virtual
 async def test_a_failure_that_can_not_be_made_up_for_cancels_the_siblings(loop):
     async def session(ctx):
         await anyio.sleep(1)
