@@ -10,6 +10,7 @@ from groupstate.core import events as ev
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.errors import BadInput, BadSettings
 from groupstate.runtime.ledger import SPARE
+from groupstate.testing.notation import play
 from tests.runtime.scenes import endless, events, finish, killed, opened, quiet, virtual
 
 ONE_MORE = Rules(oversample=1)
@@ -147,15 +148,11 @@ async def test_a_retry_that_is_due_is_cancelled_too(loop):
         assert (group.phase, run._rollout.busy) == ("finished", False)
 
 
-@virtual
-async def test_a_failure_after_the_group_is_full_is_not_tried_again(loop):
-    async with opened(loop, rules=Rules(oversample=1, attempts_max=3), session=endless, group_size=1) as run:
-        group = run.submit("p")
-        await quiet()
-        run.ledger.finish(group.id, 0, 1, Trajectory(reward=1.0))
-        run.ledger.fail(group.id, 1, 1, "error", "too late", retryable=True)
+def test_a_failure_after_the_group_is_full_is_not_tried_again():
+    rules = Rules(oversample=1, attempts_max=3)
+    story = play("submit a/1", "start a", "finish a.0 acc=1", "fail a.1 retryable", rules=rules, controlled=False)
 
-        assert group.phase == "finished"
+    assert story.phase("a") == "finished"
 
 
 @virtual
