@@ -281,6 +281,9 @@ class Checker:
             if flying > bound:
                 text = f"{who} takes the training groups in flight to {flying}, past {bound}"
                 self._wrong(7, text, event.group_id)
+        most = getattr(rules.admission, "in_flight_max", None)
+        if most is not None and flying > most:
+            self._wrong(7, f"{who} takes the training groups in flight to {flying}, past {most}", event.group_id)
         wanted = sum(request.size for request in self._requests.values() if request.partition == ev.TRAIN)
         awaited = rules.targets_versions and event.target_version == self._version and wanted > 0
         if wanted >= ready + flying or awaited:
@@ -298,9 +301,6 @@ class Checker:
             used = flying + ready + self._counts[ev.TRAIN, Phase.SAMPLED] + self._counts[ev.TRAIN, Phase.COMMITTED]
             if used > bound:
                 self._wrong(7, f"{who} makes {used} training groups, past the capacity of {bound}", event.group_id)
-            if rule.in_flight_max is not None and flying > rule.in_flight_max:
-                text = f"{who} takes the training groups in flight to {flying}, past {rule.in_flight_max}"
-                self._wrong(7, text, event.group_id)
 
     def _ended(self, event: ev.GroupFinished | ev.GroupFailed) -> None:
         group = self._known(event.group_id)

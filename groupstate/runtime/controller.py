@@ -380,7 +380,7 @@ class Controller:
         if answer is None:
             return False
         leaving = sum(has_rows(group) for group, _ in answer.drops)
-        unmet = not answer.selected and self.book.ready_count() - leaving < request.size
+        unmet = self.book.ready_count() - leaving < request.size
         for group, drop in answer.drops:
             credit = credit_of((drop.reason,), self.rules, unmet=unmet)
             self._record_eviction(

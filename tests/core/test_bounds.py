@@ -232,7 +232,7 @@ def test_what_is_ready_and_in_flight_counts_for_what_can_be_had() -> None:
 
 
 def test_a_later_sampler_is_not_refused_for_what_an_older_one_takes() -> None:
-    story = play("submit a/2", "sample 1", "sample 3", rules=LIMITED)
+    story = play("submit a/2", "sample 1", "sample 4", rules=LIMITED)
 
     assert [waiter.error for waiter in story.waiters] == [None, None]
 

@@ -144,6 +144,23 @@ def test_a_refill_for_a_version_to_come_is_made_for_the_same() -> None:
     assert targets(story) == {"a": 3, "r1": 3}
 
 
+def test_a_refill_for_the_current_version_is_made_for_it_although_it_is_full_again() -> None:
+    story = play(*(f"submit {name}/1 target=0" for name in "abc"), "start c", "fail c", rules=EXACT, source=SOURCE)
+
+    assert targets(story)["r1"] == 0
+
+
+def test_refills_that_are_owed_count_for_the_version_that_they_will_be_made_for() -> None:
+    rules = Rules(**FIELDS, refill_multiple=2, admission=PerBatch(warmup=1))
+    story = play("publish 0", "start r1", "fail r1", rules=rules, source=SOURCE, admits=True)
+    owed = (len(story.book.credits), len(targets(story)))
+    story.tell("sample 2")
+
+    # One refill is owed for version 0, so neither admission nor the sampler draws another while `r2` is in flight.
+    assert owed == (1, 4)
+    assert len(targets(story)) == 4
+
+
 def test_a_group_in_flight_may_end_and_is_stale_then() -> None:
     story = play("submit a/1", "start a", "publish 1", rules=EXACT)
     before = story.phase("a")

@@ -47,6 +47,16 @@ def stubborn(until_s: float, result: object = None):
     return session
 
 
+def taking(seconds: float):
+    """A session that takes its time, and ends at once when it is cancelled."""
+
+    async def session(ctx):
+        await anyio.sleep(seconds)
+        return Trajectory(reward=1.0)
+
+    return session
+
+
 # Sessions that the caller dispatches -----------------------------------------------------------------
 
 
@@ -212,8 +222,8 @@ async def test_a_requeue_within_the_grace_starts_a_new_attempt_with_its_own_time
 
 
 @virtual
-async def test_a_session_in_its_grace_may_end_while_the_run_closes(loop):
-    async with opened(loop, rules=SESSION, session=stubborn(14), grace_s=20) as run:
+async def test_a_session_past_its_deadline_may_end_while_the_run_closes(loop):
+    async with opened(loop, rules=SESSION, session=taking(14), grace_s=20) as run:
         group = run.submit("p")
         await anyio.sleep(8)
         await run.close()
@@ -352,9 +362,8 @@ async def test_the_earliest_of_many_deadlines_comes_first(loop):
 
 
 @virtual
-async def test_nothing_expires_while_the_run_closes(loop):
-    rules = Rules(group_deadline_s=10)
-    async with opened(loop, rules=rules, session=stubborn(12), grace_s=20) as run:
+async def test_no_group_times_out_while_the_run_closes(loop):
+    async with opened(loop, rules=GROUP, session=taking(12), grace_s=20) as run:
         group = run.submit("p")
         await anyio.sleep(8)
         await run.close()

@@ -10,6 +10,7 @@ from groupstate.core import events as ev
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.errors import BadInput, BadSettings
 from groupstate.runtime.ledger import SPARE
+from groupstate.testing.notation import play
 from tests.runtime.scenes import endless, events, finish, killed, opened, quiet, virtual
 
 ONE_MORE = Rules(oversample=1)
@@ -147,15 +148,11 @@ async def test_a_retry_that_is_due_is_cancelled_too(loop):
         assert (group.phase, run._rollout.busy) == ("finished", False)
 
 
-@virtual
-async def test_a_failure_after_the_group_is_full_is_not_tried_again(loop):
-    async with opened(loop, rules=Rules(oversample=1, attempts_max=3), session=endless, group_size=1) as run:
-        group = run.submit("p")
-        await quiet()
-        run.ledger.finish(group.id, 0, 1, Trajectory(reward=1.0))
-        run.ledger.fail(group.id, 1, 1, "error", "too late", retryable=True)
+def test_a_failure_after_the_group_is_full_is_not_tried_again():
+    rules = Rules(oversample=1, attempts_max=3)
+    story = play("submit a/1", "start a", "finish a.0 acc=1", "fail a.1 retryable", rules=rules, controlled=False)
 
-        assert group.phase == "finished"
+    assert story.phase("a") == "finished"
 
 
 @virtual
@@ -215,6 +212,24 @@ async def test_a_new_version_cancels_the_sessions_of_the_groups_that_it_makes_st
         assert (before, group.phase) == ("running", "evicted")
         assert ends(run) == [(0, "cancelled"), (1, "cancelled")]
         assert [(e.reasons, e.credit) for e in events(run, ev.GroupEvicted)] == [(("cancelled", "stale"), 1)]
+
+
+@virtual
+async def test_a_group_that_is_being_cancelled_is_not_cancelled_again(loop):
+    async def slow_to_end(ctx):
+        try:
+            await anyio.sleep_forever()
+        finally:
+            await asyncio.sleep(3)
+
+    async with opened(loop, rules=DOOMED, session=slow_to_end) as run:
+        group = run.submit("p")
+        await quiet()
+        await run.publish_weights(1)
+        await run.publish_weights(2)
+        await anyio.sleep(4)
+
+        assert (group.phase, ends(run)) == ("evicted", [(0, "cancelled")])
 
 
 @virtual

@@ -1,0 +1,159 @@
+"""The checker of logs knows the rules that a group is made, started over, given out and dropped by."""
+
+import random
+from typing import Any
+
+import anyio
+import pytest
+
+import groupstate as gs
+from groupstate.core import events as ev
+from groupstate.core.invariants import violations
+from groupstate.core.rules import PerDataset, Rules
+from groupstate.log.memory import MemoryLog
+from groupstate.simulate.loop import VirtualLoop, run_virtual
+
+from .test_invariants import evict, fail, failed, finish, log, sample, start, submit, want, whole
+
+NARROW = Rules(batch_size=9, admission=gs.Capacity(lag_max=0, in_flight_max=1))
+EXACT: dict[str, Any] = {"selection": "exact_version", "basis": "target_version", "lag_max": 0, "batch_size": 4}
+
+
+def wrong(records: list[ev.Record], invariant: int) -> list[str]:
+    return [found.text for found in violations(records) if found.invariant == invariant]
+
+
+def spare(name: str, size: int, oversample: int) -> ev.AnyEvent:
+    return ev.GroupSubmitted(name, size, ev.TRAIN, 0, 1, "submit", oversample=oversample)
+
+
+def made_for(version: int, name: str) -> ev.AnyEvent:
+    return ev.GroupSubmitted(name, 1, ev.TRAIN, 0, 1, "submit", target_version=version)
+
+
+# What is wrong ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waiting", [[], [want(1, 9)]], ids=["nobody waits", "a sampler waits"])
+def test_more_groups_in_flight_than_capacity_allows_are_caught(waiting: list[ev.AnyEvent]) -> None:
+    records = log(*waiting, submit("a", cause="admission"), submit("b", cause="admission"), rules=NARROW)
+
+    assert wrong(records, 7) == ["admission 'b' takes the training groups in flight to 2, past 1"]
+    assert wrong(log(submit("a"), submit("b"), rules=NARROW), 7) == []
+
+
+def test_a_group_with_more_finished_sessions_than_it_needs_is_caught() -> None:
+    records = log(
+        spare("a", 2, 1), start("a", 0), start("a", 1), finish("a", 0), finish("a", 1), ev.GroupFinished("a")
+    )  # fmt: skip
+
+    assert wrong(records, 1) == ["group 'a' becomes finished although 2 of its sessions finished, and it needs 1"]
+
+
+def test_a_group_that_has_all_that_it_needs_has_not_failed() -> None:
+    ends = [spare("a", 2, 1), start("a", 0), start("a", 1), finish("a", 0), fail("a", 1)]
+
+    assert wrong(log(*ends, ev.GroupFailed("a")), 1) == ["group 'a' becomes failure although all its sessions finished"]
+    assert violations(log(*ends, ev.GroupFinished("a"))) == []
+
+
+def test_the_rules_start_only_failed_groups_over_and_so_often() -> None:
+    once = Rules(requeues_max=1)
+    again = ev.GroupRequeued("a", "", by_rule=True)
+
+    assert wrong(log(submit("a"), again, rules=once), 2) == ["the rules start group 'a' over while it is pending"]
+    assert wrong(log(failed("a"), again), 2) == ["the rules start group 'a' over 1 times, and requeues_max is 0"]
+    assert violations(log(failed("a"), again, rules=once)) == []
+
+
+def test_a_batch_of_another_version_than_its_groups_are_made_for_is_caught() -> None:
+    group = [made_for(1, "a"), start("a"), finish("a"), ev.GroupFinished("a")]
+
+    assert wrong(log(group, sample(1, "a"), rules=Rules(**EXACT)), 6) == [
+        "batch 1 of version 0 takes group 'a', which is made for version 1"
+    ]
+
+
+def test_a_refill_needs_as_many_sessions_as_what_it_replaces_whatever_is_to_spare() -> None:
+    refill = ev.GroupSubmitted("r", 2, ev.TRAIN, 0, 1, "refill", oversample=1)
+    records = log(failed("a"), evict("a", credit=1), refill)
+
+    assert wrong(records, 5) == []
+    assert wrong(log(failed("a"), evict("a", credit=1), submit("r", 2, cause="refill")), 5) != []
+
+
+def test_stale_is_what_a_rule_of_the_users_own_says() -> None:
+    records = [*whole("a"), evict("a", "stale", credit=1)]
+
+    assert wrong(log(*records, rules=Rules(selection="pkg.mod:fn")), 6) == []
+    assert wrong(log(*records), 6) != []
+
+
+def test_committed_work_of_an_abandoned_line_counts_from_the_mark() -> None:
+    records = log(
+        ev.CheckpointMarked(1, 0, 1), ev.WeightsPublished(3), whole("a", stamp=3), sample(1, "a"), ev.BatchCommitted(1),
+        ev.RunRecovered(Rules(basis="newest_token").to_dict(), 1, 0, 2), ev.RunRewound(1, 2, 0, 2),
+        ev.WeightsPublished(1, 2), sample(2, "a"), rules=Rules(),
+    )  # fmt: skip
+
+    assert wrong(records, 9) == []
+
+
+# Real runs -------------------------------------------------------------------------------------------
+
+RULES = {
+    "freshest first": Rules(lag_max=2, selection="freshest_first", batch_size=4),
+    "exact version": Rules(**EXACT, admission=gs.PerBatch(warmup=2)),
+    "exact version, doomed": Rules(**EXACT, cancel_doomed=True, requeues_max=1),
+    "oversample": Rules(oversample=2, survivors_min=2, batch_size=4, filter_metric="reward", spread="std"),
+    "requeues": Rules(requeues_max=2, batch_size=4, lag_max=1, cancel_doomed=True),
+    "deadlines": Rules(session_deadline_s=0.8, group_deadline_s=1.5, attempts_max=2, retry_delay_s=0.1, batch_size=4),
+    "multiples": Rules(refill_multiple=3, batch_size=4, filter_metric="reward", admission=gs.Slots(n=6, ready_max=4)),
+    "narrow": Rules(batch_size=4, admission=gs.Capacity(lag_max=2, in_flight_max=3), requeues_max=1),
+    "datasets": Rules(
+        batch_size=4, lag_max=2, starvation_versions=2, datasets={"a": PerDataset(share=0.7, lag_max=0, tolerance=1.0)}
+    ),
+    "wait by dataset": Rules(
+        batch_size=4, lag_max=3, on_stale="wait", wait_gates="each", datasets={"a": PerDataset(lag_max=1)}
+    ),
+    "sync, kept empty": Rules(mode="sync", empty="keep", batch_size=4, requeues_max=1),
+    "sync, lost": Rules(
+        mode="sync", failure="refill", cancel_doomed=True, filter_metric="reward", batch_size=4, refill_multiple=2,
+        oversample=1,
+    ),
+}  # fmt: skip
+
+
+def real_log(rules: Rules, seed: int) -> MemoryLog:
+    """Three trainer steps with failures, slow sessions, releases, marks and validation."""
+    rng = random.Random(seed)
+    records = MemoryLog()
+    source = {"a": range(900), "b": range(900)}
+
+    async def session(ctx: gs.SessionContext) -> gs.Trajectory:
+        await anyio.sleep(rng.random())
+        if rng.random() < 0.15:
+            raise gs.RetryableError("boom")
+        return gs.Trajectory(reward=float(rng.randrange(2)))
+
+    async def steps(loop: VirtualLoop, first: int) -> None:
+        async with gs.open_run(
+            rules=rules, source=source, session=session, group_size=3, clock_ns=loop.clock_ns, log=records
+        ) as run:
+            for step in range(first, first + 3):
+                batch = await run.sample(4, weight_version=step, timeout_s=1_000)
+                await (run.release(batch) if rng.random() < 0.3 else run.commit(batch))
+                await run.checkpoint()
+            await run.validate(range(2))
+
+    run_virtual(lambda loop: steps(loop, 0))
+    return records
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", RULES)
+def test_the_log_of_a_real_run_under_these_rules_has_nothing_wrong(name: str, seed: int) -> None:
+    records = list(real_log(RULES[name], seed).read())
+
+    assert len(records) > 50
+    assert violations(records) == []
