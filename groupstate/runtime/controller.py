@@ -206,7 +206,8 @@ class Controller:
             if (group := self.book.groups.get(group_id)) is not None and group.in_flight:
                 self.end(group_id, SPARE)
         if self.rules.cancel_doomed:
-            doomed = [group for group_id in suspects if (group := self.book.groups.get(group_id)) and self._lost(group)]
+            found = [group for group_id in suspects if (group := self.book.groups.get(group_id))]
+            doomed = [group for group in found if is_doomed(group, self.book.lag(group), self.rules)]
             if self._aged_in_flight:
                 doomed += doomed_by_age(self.book, self.rules)
             for group in sorted(doomed, key=lambda group: (group.aged_from, group.submitted_seq)):
@@ -214,9 +215,6 @@ class Controller:
                     self.end(group.group_id, DOOMED)
         self._aged_in_flight = False
         return self.book.last_seq > before
-
-    def _lost(self, group: Group) -> bool:
-        return is_doomed(group, self.book.lag(group), self.rules)
 
     def end(self, group_id: str, ending: Ending) -> None:
         """Have the open sessions of a group ended, by whoever runs them."""
