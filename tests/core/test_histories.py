@@ -35,6 +35,8 @@ class Told:
     order: int
     sessions: list[str]
     attempts: list[int]
+    firsts: list[int]
+    """The attempt of each session that the submission or the latest requeue made due."""
     rows: list[int]
     tokens: list[list[int]]
     phase: str = "pending"
@@ -105,6 +107,7 @@ class Model:
         size = len(group.sessions)
         group.sessions = ["waiting"] * size
         group.attempts = [attempt + 1 for attempt in group.attempts]
+        group.firsts = list(group.attempts)
         group.rows = [0] * size
         group.tokens = [[] for _ in range(size)]
         group.version = group.stamp
@@ -171,7 +174,7 @@ class History:
         self.ledger.record(ev.GroupSubmitted(name, size, partition, stamp, self.book.lineage, cause, dataset))
         self.model.groups[name] = Told(
             partition, dataset, stamp, stamp, stamp, len(self.model.groups), ["waiting"] * size, [1] * size,
-            [0] * size, [[] for _ in range(size)],
+            [1] * size, [0] * size, [[] for _ in range(size)],
         )  # fmt: skip
         self.model.datasets.setdefault(dataset, Counter())["submitted"] += 1
 
@@ -223,7 +226,7 @@ class History:
         name, number = found
         group = self.model.groups[name]
         retryable = self.draw(st.booleans(), "retryable")
-        again = retryable and group.attempts[number] - self.book.groups[name].requeue_count < 2
+        again = retryable and group.attempts[number] == group.firsts[number]
         assert self.ledger.fail(name, number, None, "error", retryable=retryable) is None
         if again:
             group.attempts[number] += 1
