@@ -146,7 +146,9 @@ class _Scan:
         return (equal if count > 1 else self.rules.on_singleton == "evict"), (low if equal else None)
 
     def evicted(self, group: Group, reasons: tuple[EvictReason, ...], unmet: bool) -> Evict:
-        value = self.shared(group)[1] if "zero_variance" in reasons else None
+        metric = self.rules.filter_metric
+        flat = "zero_variance" in reasons and metric is not None and self.lacking(group, metric) is None
+        value = self.shared(group)[1] if flat else None
         text = self.damaged.get(group.group_id, "")
         return Evict(group.group_id, reasons, self.lag(group), self.credit(reasons, unmet), value, text)
 

@@ -208,14 +208,14 @@ class _Collection:
             in_flight=book.in_flight_count(),
             submitted=book.totals["submitted"],
             evicted=_totals(book, "evicted/"),
-            sessions_failed=_totals(book, "session_failed/"),
+            sessions_failed={k: count for k, count in _totals(book, "session_failed/").items() if k != "spare"},
             last_failure=self._last_failure,
         )
 
     def _note(self, record: ev.Record) -> None:
-        if isinstance(record.event, ev.SessionFailed):
+        if isinstance(record.event, ev.SessionFailed) and record.event.failure != "spare":
             self._last_failure = record.event.message
-        elif not isinstance(record.event, ev.GroupSubmitted | ev.GroupEvicted):
+        elif not isinstance(record.event, ev.GroupSubmitted | ev.GroupEvicted | ev.SessionFailed):
             return
         self._tell()
 

@@ -10,11 +10,12 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-FailureKind: TypeAlias = Literal["error", "timeout", "cancelled", "lost", "empty", "refused"]
+FailureKind: TypeAlias = Literal["error", "timeout", "cancelled", "lost", "empty", "refused", "spare"]
 """Why a session ended without a result.
 
 `error`: it raised. `timeout`: a deadline passed. `cancelled`: somebody cancelled it. `lost`: its runner is
 gone. `empty`: it returned nothing. `refused`: what it returned can't be recorded (a reward that is NaN).
+`spare`: it was not needed any more, since its group had all the sessions that it needs; no failure at all.
 """
 
 FenceReason: TypeAlias = Literal["duplicate", "attempt", "settled", "terminal", "gone"]

@@ -300,10 +300,10 @@ def terminal_event(
     """
     if not group.settled or group.terminal is not None:
         return None
+    if cancelled and group.finished_count < group.size:
+        return ev.GroupFailed(group.group_id, cancelled=True)
     if group.filled:
         return ev.GroupFinished(group.group_id)
-    if cancelled:
-        return ev.GroupFailed(group.group_id, cancelled=True)
     if survivors_min is not None and group.finished_count >= survivors_min:
         return ev.GroupFinished(group.group_id, partial=True)
     return ev.GroupFailed(group.group_id)

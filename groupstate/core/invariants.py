@@ -329,7 +329,8 @@ class Checker:
         if finished > group.needed:
             return f"{finished} of its sessions finished, and it needs {group.needed}"
         if isinstance(event, ev.GroupFailed):
-            return "" if finished < group.needed else "all its sessions finished"
+            whole = group.size if event.cancelled else group.needed
+            return "" if finished < whole else "all its sessions finished"
         if not event.partial:
             failed = group.size - finished
             return f"{failed} of its {group.size} sessions failed" if finished < group.needed else ""
@@ -532,9 +533,9 @@ class Checker:
             self._wrong(11, text, name)
         if event.partition != ev.TRAIN:
             return
-        if self._rules.targets_versions and group.target_version != event.weight_version:
+        if self._rules.targets_versions and group.counts_from != event.weight_version:
             text = f"batch {event.batch} of version {event.weight_version} takes group {name!r}, which is made for "
-            self._wrong(6, f"{text}version {group.target_version}", name)
+            self._wrong(6, f"{text}version {group.counts_from}", name)
         bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None
         if bound is not None and lag > bound:
             self._wrong(6, f"batch {event.batch} takes group {name!r} with lag {lag}, past lag_max {bound}", name)

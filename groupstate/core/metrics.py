@@ -148,7 +148,8 @@ def _window_sums(window: Window) -> dict[str, float]:
         name: float(sum(window.evicted[reason] for reason in reasons)) for name, reasons in EVICTION_METRICS.items()
     }
     sums |= {name: float(getattr(window, field)) for name, field in WINDOW_METRICS.items()}
-    sums |= {f"sessions/failed/{kind}": float(count) for kind, count in sorted(window.sessions_failed.items())}
+    for kind, count in sorted(window.sessions_failed.items()):
+        sums["sessions/spare" if kind == "spare" else f"sessions/failed/{kind}"] = float(count)
     sums |= {f"datasets/{name}/starved": float(count) for name, count in sorted(window.starved.items())}
     return sums
 

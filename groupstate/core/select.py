@@ -31,7 +31,7 @@ def in_flight_for(book: Book, rules: Rules, partition: str = TRAIN) -> int:
 
 def is_for_now(book: Book, rules: Rules, group: Group) -> bool:
     """Whether the current version is one that the group may be sampled at."""
-    return not rules.targets_versions or group.partition != TRAIN or group.target_version == book.weight_version
+    return not rules.targets_versions or group.partition != TRAIN or group.first_version == book.weight_version
 
 
 def held_by_stale(book: Book, rules: Rules, partition: str = TRAIN) -> Group | None:

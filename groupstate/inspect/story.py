@@ -182,6 +182,8 @@ class _Teller:
             if event.retry_in_s is not None
             else "no further attempt"
         )
+        if event.failure == "spare":
+            return f"session {event.session} was spare{took}: the group has all that it needs; {_settled(after)}"
         how = f"({event.failure}){took}{how_known(event)}{message}"
         return f"session {event.session} failed {how}; {retry}; {_settled(after)}"
 

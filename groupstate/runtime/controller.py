@@ -165,7 +165,7 @@ class Controller:
                 self._filled[event.group_id] = None
         elif isinstance(event, ev.SessionFailed | ev.GroupSubmitted | ev.GroupRequeued):
             self._suspects[event.group_id] = None
-            if isinstance(event, ev.SessionFailed) and event.failure != "cancelled":
+            if isinstance(event, ev.SessionFailed) and event.failure not in {"cancelled", "spare"}:
                 self.last_failure = event
 
     def rejudge(self) -> None:
@@ -463,7 +463,16 @@ class Controller:
         waiter = Waiter(number, wanted)
         self.ledger.record(ev.BatchRequested(number, partition, size, self.book.weight_version))
         self.waiters[number] = waiter
-        self.settle()
+        try:
+            self.settle()
+        except BaseException:
+            # User code raised in the middle, or the log broke: whoever asked never gets to hold the waiter.
+            try:
+                self._take_back(waiter, "error")
+            except LogFailed as error:
+                self.waiters.pop(number, None)
+                self.die(error)
+            raise
         return waiter
 
     def give_back_damaged(self, claim: Claim, damaged: Mapping[str, str]) -> None:
@@ -488,13 +497,16 @@ class Controller:
             self.die(error)
 
     def _withdraw(self, waiter: Waiter, reason: str) -> None:
+        self._take_back(waiter, reason)
+        self.settle()
+
+    def _take_back(self, waiter: Waiter, reason: str) -> None:
         if waiter.claim is not None:
             if waiter.claim.batch in self.book.batches:
                 self.ledger.record(ev.BatchReturned(waiter.claim.batch, "cancelled"))
         elif waiter.error is None:
             del self.waiters[waiter.request]
             self.ledger.record(ev.BatchRequestCancelled(waiter.request, reason))
-        self.settle()
 
     def sampleable_count(self, partition: ev.Partition) -> int:
         """Groups that could be sampled now; one that lacks the filter's metric can't."""

@@ -22,6 +22,8 @@ from groupstate.runtime.logs import Logger
 
 log = Logger("groupstate.deadlines")
 
+SWEEP_AT = 1_000
+
 GROUP = -1
 """In place of a session's number: the deadline is the group's."""
 
@@ -57,6 +59,8 @@ class Deadlines:
         self._now = now
         self._runs_here = runs_here
         self._heap: list[Deadline] = []
+        self._sweep_at = SWEEP_AT
+        """Length of the heap at which those of ended groups are thrown out."""
         self._numbers = itertools.count()
         self._sooner = Signal()
         self._ledger.observers.append(self._note)
@@ -67,6 +71,11 @@ class Deadlines:
     @property
     def needed(self) -> bool:
         return self._session_s is not None or self._group_s is not None
+
+    @property
+    def watched(self) -> int:
+        """Deadlines that are kept in mind."""
+        return len(self._heap)
 
     def _note(self, record: ev.Record) -> None:
         event = record.event
@@ -82,9 +91,23 @@ class Deadlines:
 
     def _add(self, in_s: float, group_id: str, session: int, attempt: int) -> None:
         deadline = Deadline(self._now() + in_s, next(self._numbers), group_id, session, attempt)
+        if len(self._heap) >= self._sweep_at:
+            self._heap = [known for known in self._heap if self._is_due_yet(known)]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(SWEEP_AT, 2 * len(self._heap))
         heapq.heappush(self._heap, deadline)
         if self._heap[0] is deadline:
             self._sooner.set()
+
+    def _is_due_yet(self, deadline: Deadline) -> bool:
+        """Whether what it is for is still under way."""
+        group = self._book.groups.get(deadline.group_id)
+        if group is None or not group.in_flight:
+            return False
+        if deadline.session == GROUP:
+            return group.requeue_count == deadline.attempt
+        session = group.sessions[deadline.session]
+        return session.attempt == deadline.attempt and session.state == "open"
 
     def next_s(self) -> float:
         """Seconds until the next deadline; infinite without one."""

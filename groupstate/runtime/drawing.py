@@ -51,8 +51,9 @@ class Drawing:
                 None: the next one that isn't full.
         """
         assert self.source is not None
-        position = self.source.position
+        position = -1
         try:
+            position = self.source.position
             drawn = self._next()
             if drawn is None:
                 log.info("source exhausted", source=self.source.name, position=position)
@@ -68,7 +69,7 @@ class Drawing:
             raise
         except Exception as error:
             # The source is user code: what it raises, or gives wrongly, must reach whoever waits for it.
-            log.error("the source failed", source=self.source.name, position=position, error=describe(error))
+            log.error("the source failed", position=position, error=describe(error))
             self.error = error
             self.failed_at = position
             return False

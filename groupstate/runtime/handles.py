@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+REPORTABLE = tuple(kind for kind in get_args(FailureKind) if kind != "spare")
+"""What a session can be reported as. That it isn't needed any more is for the ledger to say."""
+
 
 @attrs.define(eq=False)
 class Attempt:
@@ -55,8 +58,8 @@ class Attempt:
         Raises:
             SessionStateError: this attempt was ended by this handle before.
         """
-        if kind not in get_args(FailureKind):
-            raise SessionStateError(f"a failure is of kind {', '.join(get_args(FailureKind))}, not {kind!r}")
+        if kind not in REPORTABLE:
+            raise SessionStateError(f"a failure is of kind {', '.join(REPORTABLE)}, not {kind!r}")
         again = isinstance(error, RetryableError) if retryable is None else retryable
         text = describe(error) if isinstance(error, BaseException) else str(error)
 

@@ -27,6 +27,9 @@ MESSAGE_CHARS_MAX = 2_000
 
 CUT = " ... (cut)"
 
+DOUBLINGS_MAX = 60
+"""Of the delay before an attempt: more would be longer than anything lasts, and past what a number can hold."""
+
 Observer = Callable[[ev.Record], None]
 
 
@@ -42,7 +45,7 @@ class Ending:
 
 CANCELLED = Ending("cancelled", "cancelled by run.cancel", cancels=True)
 DOOMED = Ending("cancelled", "the group could not be sampled any more", cancels=True)
-SPARE = Ending("cancelled", "the group has all the sessions that it needs")
+SPARE = Ending("spare", "the group has all the sessions that it needs")
 
 
 class Ledger:
@@ -201,7 +204,7 @@ class Ledger:
         tries = group.sessions[session].tries
         if tries >= self.rules.attempts_max or group.group_id in self.endings or group.filled:
             return None
-        return float(self.rules.retry_delay_s * 2 ** (tries - 1))
+        return float(self.rules.retry_delay_s * 2 ** min(tries - 1, DOUBLINGS_MAX))
 
     def _addressed(
         self, group_id: str, session: int, attempt: int, result: Literal["started", "finished", "failed"]
@@ -249,15 +252,21 @@ class Ledger:
     # Groups and weights ------------------------------------------------------------------------------
 
     def end(self, group_id: str, ending: Ending) -> None:
-        """End the open sessions of a group that nobody but the caller runs; each is recorded as its end.
-
-        Of two endings the first holds."""
-        ending = self.endings.setdefault(group_id, ending)
+        """End the open sessions of a group that nobody but the caller runs; each is recorded as its end."""
+        ending = self.mark_ending(group_id, ending)
         for number, session in enumerate(self.book.group(group_id).sessions):
             if session.state not in SETTLED:
                 message = cut(ending.message)
                 self.record(ev.SessionFailed(group_id, number, session.attempt, ending.failure, message))
         self.settle()
+
+    def mark_ending(self, group_id: str, ending: Ending) -> Ending:
+        """Say how a group's open sessions end. Of two endings the first holds, but one that cancels the group goes
+        before one that doesn't."""
+        held = self.endings.get(group_id)
+        if held is None or (ending.cancels and not held.cancels):
+            self.endings[group_id] = ending
+        return self.endings[group_id]
 
     def publish(self, weight_version: int) -> None:
         """Make a weight version the current one. The current one again changes nothing.

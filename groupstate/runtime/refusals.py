@@ -10,7 +10,7 @@ from groupstate.core import events as ev
 from groupstate.core.held import OpenRequest
 from groupstate.core.rules import Slots
 from groupstate.core.select import in_flight_for, ready_for, unservable
-from groupstate.core.supply import unjudged_count
+from groupstate.core.supply import generation_left, unjudged_count
 from groupstate.errors import (
     EvictionStreak,
     LogFailed,
@@ -70,7 +70,16 @@ def why_never(controller: "Controller", count: int, partition: ev.Partition) -> 
         counts = {"needed": count, "admitted": rule.n + rule.ready_max}
         text = f"admission 'slots' lets {rule.n} + {rule.ready_max} groups be ready or in flight, {count} are wanted"
         return NotEnoughGroups(count, counts, f"{text}; raise ready_max, or sample instead of waiting")
-    left = ready_for(book, rules) + in_flight_for(book, rules) + len(book.credits)
+    held = ready_for(book, rules) + in_flight_for(book, rules)
+    most = held + generation_left(book, rules)
+    if most < count:
+        window = book.window(ev.TRAIN)
+        text = (
+            f"{count} groups can't be sampleable together: {window.submitted} were submitted for this batch and "
+            f"generated_groups_max is {rules.generated_groups_max}, so there can be {most} at most"
+        )
+        return RefillLimitExceeded(window.submitted, rules.generated_groups_max or 0, window.evicted, text)
+    left = held + len(book.credits)
     drawing = controller.drawing
     if drawing.source is None or drawing.possible or count <= left:
         return None
@@ -129,9 +138,8 @@ def _training_refusal(controller: "Controller", request: OpenRequest) -> SampleE
     if drawing.source is None:
         return None
     if drawing.error is not None and unservable(book, rules, no_more=True) == request:
-        failed = SourceFailed(
-            f"source {drawing.source.name!r} failed at prompt {drawing.failed_at}: {describe(drawing.error)}"
-        )
+        name = getattr(drawing.source, "name", type(drawing.source).__name__)
+        failed = SourceFailed(f"source {name!r} failed at prompt {drawing.failed_at}: {describe(drawing.error)}")
         failed.__cause__ = drawing.error
         return failed
     return _not_enough(controller, request) if unservable(book, rules) == request else None

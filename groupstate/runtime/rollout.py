@@ -22,7 +22,7 @@ from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import DamagedPayload, EngineDied, GroupstateError, UnusableResult
 from groupstate.runtime.controller import Controller, Signal
 from groupstate.runtime.deadlines import timed_out
-from groupstate.runtime.ledger import Ending
+from groupstate.runtime.ledger import DOUBLINGS_MAX, Ending
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
 
@@ -100,7 +100,7 @@ class Rollout:
         scope = self._scopes.get(group_id)
         if scope is None:
             return False
-        self._ledger.endings.setdefault(group_id, ending)
+        self._ledger.mark_ending(group_id, ending)
         scope.cancel()
         return True
 
@@ -110,6 +110,8 @@ class Rollout:
     # One group ---------------------------------------------------------------------------------------
 
     async def _run_group(self, group: Group, scope: anyio.CancelScope) -> None:
+        if self._scopes.get(group.group_id) is not scope:
+            return  # it started over, or ended, before this had its first step
         try:
             prompt = self._prompt(group)
         except DamagedPayload as error:
@@ -121,12 +123,14 @@ class Rollout:
                     for session in range(group.size):
                         tasks.start_soon(self._run_session, group, session, prompt, name=f"{group.group_id}/{session}")
         finally:
-            if self._scopes.get(group.group_id) is scope:
+            current = self._scopes.get(group.group_id) is scope
+            if current:
                 del self._scopes[group.group_id]
             self._record_endings(group)
             ending = self._ledger.endings.get(group.group_id)
-            if ending is not None:
-                # What has no end of its own was cancelled, before its first step or in the middle.
+            if ending is not None and current:
+                # What has no end of its own was cancelled, before its first step or in the middle. If the group
+                # started over meanwhile, its ending is the matter of whoever runs it now.
                 self._ledger.end(group.group_id, ending)
             self._controller.changed.set()
 
@@ -186,7 +190,7 @@ class Rollout:
         now = group.sessions[session]
         if now.attempt != attempt + 1 or now.state != "waiting" or now.failure is None:
             return None
-        return float(self._ledger.rules.retry_delay_s * 2 ** (now.tries - 2))
+        return float(self._ledger.rules.retry_delay_s * 2 ** min(now.tries - 2, DOUBLINGS_MAX))
 
     async def _attempt(self, ctx: SessionContext) -> None:
         """Run the user's function once and record its end."""

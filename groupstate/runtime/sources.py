@@ -149,6 +149,8 @@ class MixedSource:
         """
         self.name = name
         for dataset, source in sources.items():
+            if not isinstance(dataset, str):
+                raise BadInput(f"{dataset!r} is no name of a dataset; it must be a string")
             if isinstance(source, Mapping | MixedSource):
                 raise BadInput(f"dataset {dataset!r} of {name} is a mapping itself; give one source for each dataset")
         self._sources = {dataset: as_source(source) for dataset, source in sources.items()}
@@ -205,6 +207,11 @@ def as_source(value: Any) -> Source:
         return value  # type: ignore[no-any-return]
     if isinstance(value, Sequence):
         return ListSource(value)
+    if not isinstance(value, Iterable):
+        raise BadInput(
+            f"{value!r} can't give prompts; a source is a list, a file name, any iterable, a mapping of dataset names "
+            "to such, or an object with name, position, draw() and seek()"
+        )
     return IteratorSource(value)
 
 

@@ -50,7 +50,7 @@ async def test_the_cost_of_a_version_is_in_proportion_to_what_turns_stale(runs: 
     nothing, few, many = (publish.published(runs[1], stale, lines_run) for stale in (0, 10, 100))
     fixed = await nothing()
 
-    assert (await many() - fixed) / (await few() - fixed) == pytest.approx(10, rel=0.1)
+    assert (await many() - fixed) / (await few() - fixed) == pytest.approx(10, rel=0.2)
 
 
 @pytest.mark.parametrize("rewards", [varied, flat], ids=["kept", "evicted and refilled"])

@@ -31,7 +31,7 @@ class Model(Run):
     def end_early(self) -> None:
         for g in self.in_flight("train"):
             if g.filled:
-                self.end(g, "cancelled", cancels=False)
+                self.end(g, "spare", cancels=False)
         if self.rules.cancel_doomed:
             doomed = [g for g in self.in_flight() if self._is_doomed(g)]
             for g in sorted(doomed, key=lambda g: (g.counts_from, g.number)):

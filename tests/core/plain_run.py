@@ -335,9 +335,10 @@ class Run:
         if g.count("finished") + g.count("failed") < len(g.sessions):
             return
         least = self.rules.survivors_min
+        cancels = cancels and g.count("finished") < len(g.sessions)
         partial = not g.filled and not cancels and least is not None and g.count("finished") >= least
-        g.ended_as = "finished" if g.filled or partial else "failure"
-        g.cancelled = cancels and not g.filled
+        g.ended_as = "finished" if (g.filled and not cancels) or partial else "failure"
+        g.cancelled = cancels
         g.looked_at = False
         g.counts_from = self._version_by_basis(g)
         self.come(g, g.ended_as)

@@ -63,7 +63,7 @@ def test_each_number_of_a_batch_is_in_the_table():
     story.tell("submit c/1 dataset=math", "publish 6", "submit d/1", "start d", "finish d reward=1", "sample 1")
     tally = Tally.merged(waiter.claim.tally for waiter in story.waiters if waiter.claim)
     named = {re.sub("math|error", lambda found: {"math": "{name}", "error": "{kind}"}[found[0]], n) for n in tally.sums}
-    named |= {f"{name}/{{mean,max,min}}" for name in tally.spreads}
+    named |= {f"{name}/{{mean,max,min}}" for name in tally.spreads} | {"sessions/spare"}
     table = page().partition("## Metrics of a batch")[2].partition("### ")[0]
 
     assert named == set(re.findall(r"`([\w/{},]+)`", "\n".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))

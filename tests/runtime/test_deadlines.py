@@ -412,3 +412,13 @@ async def test_an_expiry_that_can_not_be_written_reaches_the_sampler_as_the_logs
             waiting = started(run.sample(1))
             await anyio.sleep(20)
             await waiting
+
+
+@virtual
+async def test_deadlines_of_what_has_ended_are_forgotten_long_before_they_pass(loop):
+    async with opened(loop, rules=Rules(session_deadline_s=3600, group_deadline_s=7200)) as run:
+        for number in range(1_500):
+            group = run.submit("p", group_id=f"g{number}", n=1)
+            group.start(0).fail("over")
+
+        assert run.deadlines.watched <= 1_001

@@ -45,7 +45,7 @@ async def test_the_last_to_finish_are_cancelled_once_the_group_has_enough(loop):
         batch = await run.sample(1)
 
         assert loop.time() == 3
-        assert ends(run) == [(2, "finished"), (0, "finished"), (1, "cancelled"), (3, "cancelled")]
+        assert ends(run) == [(2, "finished"), (0, "finished"), (1, "spare"), (3, "spare")]
         assert {e.message for e in events(run, ev.SessionFailed)} == {SPARE.message}
         (group,) = batch.groups
         assert (group.size, group.phase, group.partial) == (2, "finished", False)
@@ -80,11 +80,11 @@ async def test_of_sessions_that_finish_together_only_as_many_as_are_needed_count
         (group,) = (await run.sample(1)).groups
 
         assert len(group.sessions) == 2
-        assert sorted(kind for _, kind in ends(run)) == ["cancelled", "cancelled", "finished", "finished"]
+        assert sorted(kind for _, kind in ends(run)) == ["finished", "finished", "spare", "spare"]
 
 
 @virtual
-async def test_a_late_finisher_is_recorded_as_cancelled_and_told(loop):
+async def test_a_late_finisher_is_recorded_as_spare_and_told(loop):
     async with opened(loop, rules=Rules(oversample=2), group_size=1) as run:
         group = run.submit("p")
         attempts = [group.start(number) for number in range(2)]
@@ -93,7 +93,7 @@ async def test_a_late_finisher_is_recorded_as_cancelled_and_told(loop):
         assert attempts[1].finish(Trajectory(reward=1.0)) is True
         assert attempts[0].cancelled
         assert attempts[0].finish(Trajectory(reward=0.0)) is False
-        assert ends(run) == [(1, "finished"), (0, "cancelled"), (2, "cancelled")]
+        assert ends(run) == [(1, "finished"), (0, "spare"), (2, "spare")]
         assert group.phase == "finished"
 
 
@@ -106,7 +106,7 @@ async def test_a_result_that_comes_before_the_spare_sessions_are_ended_is_record
         second = run.ledger.finish(group.id, 1, 1, Trajectory(reward=1.0))
 
         assert (first, second) == (None, "settled")
-        assert ends(run) == [(0, "finished"), (1, "cancelled")]
+        assert ends(run) == [(0, "finished"), (1, "spare")]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ async def test_a_retry_that_is_due_is_cancelled_too(loop):
         group = run.submit("p")
         await anyio.sleep(3)
 
-        assert ends(run) == [(0, "error"), (1, "finished"), (0, "cancelled")]
+        assert ends(run) == [(0, "error"), (1, "finished"), (0, "spare")]
         assert (group.phase, run._rollout.busy) == ("finished", False)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from groupstate import Capacity, PerBatch, Prompt, RetryableError, Rules, Slots, Trajectory, open_run
+from groupstate import Capacity, PerBatch, Prompt, RetryableError, Rules, SessionContext, Slots, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.engines.port import SamplingParams
 from groupstate.engines.scripted import ScriptedEngine
@@ -45,6 +45,7 @@ from tests.runtime.scenes import (
     opened,
     quiet,
     ready,
+    returning,
     started,
     virtual,
 )
@@ -1476,3 +1477,62 @@ async def test_taking_up_what_is_pending_costs_in_proportion_to_it():
     few = min([await taken_up(1_000) for _ in range(3)])
 
     assert min([await taken_up(10_000) for _ in range(3)]) < 40 * few
+
+
+@virtual
+async def test_a_group_that_starts_over_and_is_cancelled_before_its_first_step_ends_quietly(loop):
+    async with opened(loop, session=returning(Trajectory(reward=1.0))) as run:
+        group = run.submit("p", group_id="g")
+        await asyncio.sleep(0)
+        run.requeue("g")
+        run.cancel("g")
+        await asyncio.sleep(1)
+        run.submit("q", group_id="h")
+
+        assert (await run.sample(1)).group_ids == ["h"]
+        assert group.phase == "evicted"
+
+
+@virtual
+async def test_a_requeue_is_not_ended_by_what_still_ends_the_attempts_before_it(loop):
+    async def stubborn(ctx: SessionContext) -> Trajectory:
+        while True:
+            try:
+                await asyncio.sleep(4)
+            except asyncio.CancelledError:
+                if ctx.attempt == 1:
+                    await asyncio.sleep(1)
+                    raise
+                continue
+            return Trajectory(reward=1.0)
+
+    async with opened(loop, session=stubborn, cancel_grace_s=5.0) as run:
+        run.submit("p", group_id="g")
+        await asyncio.sleep(0.5)
+        run.requeue("g")
+        await asyncio.sleep(0.2)
+        run.cancel("g")
+        await asyncio.sleep(2)
+
+        assert run.book.groups["g"].phase == "running"  # the second attempt still has its own grace
+
+
+@virtual
+async def test_a_cancellation_goes_before_the_end_of_spare_sessions(loop):
+    async def session(ctx: SessionContext) -> Trajectory:
+        if ctx.session == 2:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(1)
+                raise
+        return Trajectory(reward=float(ctx.session))
+
+    async with opened(loop, rules=Rules(oversample=1), session=session, group_size=2) as run:
+        group = run.submit("p", group_id="g")
+        await asyncio.sleep(0.5)
+        run.cancel("g")
+        await asyncio.sleep(2)
+
+        assert group.phase == "evicted"
+        assert [event.reasons for event in events(run, ev.GroupEvicted)] == [("cancelled",)]

@@ -10,9 +10,22 @@ from typing import Any
 import anyio
 import pytest
 
-from groupstate import Batch, Capacity, PerBatch, Prompt, Rules, Slots, Trajectory, open_run
+from groupstate import (
+    Batch,
+    Book,
+    Capacity,
+    OpenRequest,
+    PerBatch,
+    Prompt,
+    Rules,
+    Select,
+    Slots,
+    Trajectory,
+    open_run,
+)
 from groupstate.core import events as ev
 from groupstate.errors import (
+    BadInput,
     DamagedPayload,
     EvictionStreak,
     GroupstateError,
@@ -992,3 +1005,47 @@ async def test_wait_sampleable_draws_within_the_capacity(loop):
         await quiet()
         assert len(run.pending()) == 2
         waiting.cancel()
+
+
+@virtual
+async def test_user_code_that_raises_in_the_middle_of_a_sample_leaves_nobody_waiting(loop):
+    def interrupted(book: Book, rules: Rules, request: OpenRequest) -> list[Select]:
+        raise KeyboardInterrupt
+
+    async with opened(loop, rules=Rules(mode="sync"), selection=interrupted) as run:
+        group = run.submit("p", n=1)
+        group.start(0).finish(Trajectory(reward=1.0))
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                await run.sample(1)
+
+        assert run.book.requests == {}
+        assert run.sampleable_count() == 1
+
+
+@virtual
+async def test_a_source_without_a_position_is_told_as_the_sources_fault(loop):
+    class Bare:
+        def draw(self) -> Prompt | None:
+            return Prompt("p")
+
+        def seek(self, position: int) -> None: ...
+
+    async with opened(loop, source=Bare()) as run:
+        with pytest.raises(SourceFailed, match="source 'Bare' failed at prompt -1: AttributeError"):
+            await run.sample(1)
+
+
+@virtual
+async def test_wait_sampleable_is_told_of_the_limit_of_groups_for_one_batch(loop):
+    async with opened(loop, rules=Rules(generated_groups_max=3), source=range(9)) as run:
+        with pytest.raises(RefillLimitExceeded, match="generated_groups_max is 3, so there can be 3 at most"):
+            await run.wait_sampleable(5)
+
+
+@virtual
+@pytest.mark.parametrize("source", [5, None.__class__, {"a": 5}, {None: ["p"]}], ids=repr)
+async def test_what_gives_no_prompts_is_refused_before_anything_begins(loop, source):
+    with pytest.raises(BadInput):
+        async with opened(loop, source=source):
+            pass
