@@ -17,6 +17,7 @@ from groupstate.batch import Batch
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
+from groupstate.core.frontier import FrontierTracker, SourceFrontier
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt, encoded_prompt
 from groupstate.core.rules import Rules
@@ -71,6 +72,7 @@ class Run:
         self._closing: asyncio.Task[None] | None = None
         self._close_told = False
         self._log_gone = False
+        self._frontier: FrontierTracker | None = None
         self._rollout_scope = anyio.CancelScope()
         self._rollout_ended = anyio.Event()
         self.portal: anyio.from_thread.BlockingPortal | None = None
@@ -111,6 +113,22 @@ class Run:
     def explain(self, partition: str = ev.TRAIN) -> Explanation:
         """What the oldest waiting `sample()` waits for, as a value; `str()` of it is a text."""
         return self._sampler.explain(partition)
+
+    def frontier(self) -> tuple[SourceFrontier, ...]:
+        """Which positions of the source are committed, open and evicted, by dataset.
+
+        The first call reads the log, which takes time where that is long; later ones cost nothing.
+        """
+
+        def look() -> tuple[SourceFrontier, ...]:
+            if self._frontier is None:
+                self._frontier = FrontierTracker()
+                for record in self.ledger.log.read():
+                    self._frontier.feed(record)
+                self.ledger.observers.append(self._frontier.feed)
+            return self._frontier.value()
+
+        return self.in_loop(look)
 
     # Driving -----------------------------------------------------------------------------------------
 

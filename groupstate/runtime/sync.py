@@ -13,6 +13,7 @@ from groupstate.batch import Batch
 from groupstate.core.book import Book
 from groupstate.core.events import TRAIN
 from groupstate.core.explain import Explanation
+from groupstate.core.frontier import SourceFrontier
 from groupstate.core.rules import Rules
 from groupstate.errors import RunIsClosed
 from groupstate.runtime import opening
@@ -78,6 +79,9 @@ class Run:
 
     def explain(self, partition: str = TRAIN) -> Explanation:
         return self._look(self._inner.explain, partition)
+
+    def frontier(self) -> tuple[SourceFrontier, ...]:
+        return self._inner.frontier()
 
     def submit(self, prompt: Any, **options: Any) -> GroupHandle:
         return self._inner.submit(prompt, **options)

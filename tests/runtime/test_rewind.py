@@ -10,7 +10,7 @@ from tests.runtime.scenes import events, finish, killed, opened, ready, virtual
 
 
 async def abandoned(loop, path, **options):
-    """A run with a mark at version 1, and groups that ended before and behind it; killed. Gives its copy and the mark."""
+    """A run with a mark at version 1, and groups that ended before and behind it; killed: its copy, and the mark."""
     async with opened(loop, path, **options) as run:
         ready(run, "early")
         finish(run.submit("p", group_id="val", partition="val"), 1.0)
