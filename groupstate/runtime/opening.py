@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,6 +34,7 @@ from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.run import Run
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.settings import is_async, load_function
+from groupstate.runtime.signals import close_on_signal, signals_named
 from groupstate.runtime.source_identity import check_same, identity
 from groupstate.runtime.sources import MixedSource, Source, as_source
 
@@ -55,6 +56,7 @@ async def open_run(
     source_changed: bool = False,
     grace_s: float = 10.0,
     cancel_grace_s: float = 5.0,
+    close_on: Sequence[str | int] = (),
     durability: Durability = "fsync",
     take_over: bool = False,
     log: EventLog | None = None,
@@ -81,6 +83,8 @@ async def open_run(
             submitted after the mark or stamped above its version: `keep` them, or `evict` them as stale.
         source_changed: the source is another than before, on purpose: go on in it behind the last position.
         grace_s: seconds that sessions get to end when the run closes; then they start over on the next opening.
+        close_on: signals, such as "SIGTERM", on which the run makes a mark and closes: waiting samplers get
+            `RunIsClosed`, and `run.final_mark` is the mark. Needs the main thread.
         cancel_grace_s: seconds that a cancelled session gets to end before it is given up as lost.
         durability: what acknowledged events survive: `fsync` the machine, `os` the process, `memory` nothing.
         take_over: take the run from a writer on another host, of whom nobody here can tell whether it lives.
@@ -99,6 +103,7 @@ async def open_run(
     try:
         _check_settings(group_size, grace_s, cancel_grace_s, on_rewind)
         _check_selection(selection)
+        signals = signals_named(close_on)
         prompts = None if source is None else as_source(source)
         if event_log is None:
             event_log = _open_log(path, durability, take_over)
@@ -122,6 +127,8 @@ async def open_run(
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         run.portal = portal
         tasks.start_soon(run._watch_log)
+        if signals:
+            await tasks.start(close_on_signal, run, signals)
         if run.deadlines.needed:
             tasks.start_soon(run.deadlines.run)
         if session is not None:

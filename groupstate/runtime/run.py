@@ -72,6 +72,10 @@ class Run:
         self._closing: asyncio.Task[None] | None = None
         self._close_told = False
         self._log_gone = False
+        self._left = False
+        """The block of `open_run` was left, so that nothing more comes from there."""
+        self.final_mark: CheckpointMark | None = None
+        """The mark that the closing made (`close(mark=True)`, `close_on`); None if it made none."""
         self._frontier: FrontierTracker | None = None
         self._rollout_scope = anyio.CancelScope()
         self._rollout_ended = anyio.Event()
@@ -315,18 +319,29 @@ class Run:
 
     async def checkpoint(self, name: str = "") -> CheckpointMark:
         """Mark this place in the log. Keep the mark beside the weights; `open_run(resume_at=mark)` goes back."""
+        self._need_log("mark a checkpoint")
+        mark = self._mark(name)
+        self._controller.settle()
+        await self.ledger.log.durable(mark.seq)
+        return mark
+
+    def _mark(self, name: str) -> CheckpointMark:
         book = self.book
         number, version, lineage = book.last_mark + 1, book.weight_version, book.lineage
-        seq = self._record(ev.CheckpointMarked(number, version, lineage, name), "mark a checkpoint")
-        await self.ledger.log.durable(seq)
+        seq = self.ledger.record(ev.CheckpointMarked(number, version, lineage, name))
         return CheckpointMark(
             run_id=book.run_id, mark=number, seq=seq, weight_version=version, lineage=lineage, name=name
         )
 
-    async def close(self, reason: str = "closed") -> None:
+    async def close(self, reason: str = "closed", *, mark: bool = False) -> None:
         """Stop admitting, let sessions end within the grace, put the rest back, keep everything. Idempotent.
 
         Cancelling it doesn't stop the closing; the end of `open_run`'s block waits for it.
+
+        Args:
+            reason: kept in the log, and the name of the mark.
+            mark: make a mark in the end, which `final_mark` is from then on. Then batches that are with the trainer
+                have the grace too, to be committed: the mark is behind them.
 
         Raises:
             LogFailed: something could not be kept. It is raised once.
@@ -334,20 +349,24 @@ class Run:
         if self._closing is None:
             self._controller.closing = True
             # A task of its own: a closing that was cut short would leave the lock behind, or events unkept.
-            self._closing = asyncio.ensure_future(self._close(reason))
+            self._closing = asyncio.ensure_future(self._close(reason, mark=mark))
         await asyncio.wait({self._closing})
         if not self._close_told:
             self._close_told = True
             self._closing.result()
 
-    async def _close(self, reason: str) -> None:
+    async def _close(self, reason: str, *, mark: bool) -> None:
         try:
             if not isinstance(self._controller.dead, LogFailed):
                 self._controller.settle()
+            with anyio.move_on_after(self._grace_s):
+                while self._may_yet_end(batches=mark):
+                    await self._controller.changed.wait()
             if self._rollout is not None:
-                await self._settle_rollout()
+                self._rollout_scope.cancel()
+                await self._rollout_ended.wait()
             if not isinstance(self._controller.dead, LogFailed):
-                self._put_back(reason)
+                self._put_back(reason, mark=mark)
                 # The end of a run says that all of it is kept, so it waits to know.
                 await self.ledger.log.durable(self.book.last_seq)
         finally:
@@ -358,6 +377,8 @@ class Run:
     async def close_whatever_comes(self, reason: str) -> BaseException | None:
         """Close, and wait for it though cancelled; what came of it, if it wasn't well."""
         came: BaseException | None = None
+        self._left = True
+        self._controller.changed.set()
         with anyio.CancelScope(shield=True):
             while self._closing is None or not self._closing.done() or not self._close_told:
                 try:
@@ -366,18 +387,18 @@ class Run:
                     came = error
         return came
 
-    async def _settle_rollout(self) -> None:
-        assert self._rollout is not None
-        with anyio.move_on_after(self._grace_s):
-            while self._rollout.busy and not self._rollout_ended.is_set():
-                await self._controller.changed.wait()
-        self._rollout_scope.cancel()
-        await self._rollout_ended.wait()
+    def _may_yet_end(self, *, batches: bool) -> bool:
+        """Something is under way that the grace is for: sessions, and `batches` that somebody may yet commit."""
+        if batches and self.book.batches and not self._left and not isinstance(self._controller.dead, LogFailed):
+            return True
+        return self._rollout is not None and self._rollout.busy and not self._rollout_ended.is_set()
 
-    def _put_back(self, reason: str) -> None:
+    def _put_back(self, reason: str, *, mark: bool) -> None:
         """Groups still under way start over when the run is opened again."""
         for group in list(self.book.in_phase(Phase.RUNNING)):
             self.ledger.record(ev.GroupRequeued(group.group_id, f"the run closed: {reason}"))
+        if mark:
+            self.final_mark = self._mark(reason)
         self.ledger.record(ev.RunClosed(reason))
 
     def hurry(self) -> None:

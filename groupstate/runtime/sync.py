@@ -128,9 +128,16 @@ class Run:
     def checkpoint(self, name: str = "") -> CheckpointMark:
         return self._call(self._inner.checkpoint, name)
 
-    def close(self, reason: str = "closed") -> None:
+    def close(self, reason: str = "closed", *, mark: bool = False) -> None:
+        async def close() -> None:
+            await self._inner.close(reason, mark=mark)
+
         if not self._left:
-            self._call(self._inner.close, reason)
+            self._call(close)
+
+    @property
+    def final_mark(self) -> CheckpointMark | None:
+        return self._inner.final_mark
 
 
 @contextlib.contextmanager
