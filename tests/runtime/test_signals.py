@@ -222,17 +222,18 @@ async def test_sessions_that_do_not_end_start_over_before_the_mark(loop, tmp_pat
 @virtual
 async def test_a_log_that_failed_has_no_mark_and_is_not_waited_for(loop):
     disk = FaultyDisk()
-    async with open_run(log=FileLog.create("/run", disk=disk, inline=True), clock_ns=loop.clock_ns) as run:
-        ready(run, "a")
-        await run.sample(1)
-        disk.fault = Fault(disk.operation_count + 1, once=False)
-        began = loop.time()
-        with pytest.raises(LogFailed):
-            run.submit("b")
-            await run.wait_changed()
-        await quiet()
-        await run.close("SIGTERM", mark=True)
-        assert loop.time() - began < 1
+    with pytest.raises(LogFailed):
+        async with open_run(log=FileLog.create("/run", disk=disk, inline=True), clock_ns=loop.clock_ns) as run:
+            ready(run, "a")
+            await run.sample(1)
+            disk.fault = Fault(disk.operation_count + 1, once=False)
+            began = loop.time()
+            with pytest.raises(LogFailed):
+                run.submit("b")
+                await run.wait_changed()
+            await quiet()
+            await run.close("SIGTERM", mark=True)
+            assert loop.time() - began < 1
     assert run.final_mark is None
 
 
