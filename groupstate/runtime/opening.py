@@ -58,6 +58,8 @@ async def open_run(
     cancel_grace_s: float = 5.0,
     close_on: Sequence[str | int] = (),
     durability: Durability = "fsync",
+    disk_bytes_max: int | None = None,
+    disk_free_min_bytes: int | None = None,
     take_over: bool = False,
     log: EventLog | None = None,
     seed: int = 0,
@@ -87,6 +89,8 @@ async def open_run(
             `RunIsClosed`, and `run.final_mark` is the mark. Needs the main thread.
         cancel_grace_s: seconds that a cancelled session gets to end before it is given up as lost.
         durability: what acknowledged events survive: `fsync` the machine, `os` the process, `memory` nothing.
+        disk_bytes_max: once the run directory takes more bytes, no prompts are drawn until it takes less.
+        disk_free_min_bytes: the same once the file system has less left.
         take_over: take the run from a writer on another host, of whom nobody here can tell whether it lives.
         log: an event log to use instead of `path`.
 
@@ -106,9 +110,14 @@ async def open_run(
         signals = signals_named(close_on)
         prompts = None if source is None else as_source(source)
         if event_log is None:
-            event_log = _open_log(path, durability, take_over)
+            event_log = _open_log(path, durability, take_over, disk_bytes_max, disk_free_min_bytes)
+        elif (disk_bytes_max, disk_free_min_bytes) != (None, None):
+            raise BadSettings(
+                "disk_bytes_max and disk_free_min_bytes are the log's; give them to the log that you made"
+            )
         ledger, custom = _ledger(event_log, rules, selection, prompts, group_size, clock_ns)
         controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
+        controller.space = getattr(event_log, "space", None)
         rollout = None
         if session is not None:
             rollout = Rollout(
@@ -129,6 +138,8 @@ async def open_run(
         tasks.start_soon(run._watch_log)
         if signals:
             await tasks.start(close_on_signal, run, signals)
+        if (space := controller.space) is not None:
+            tasks.start_soon(run._watch_space, space)
         if run.deadlines.needed:
             tasks.start_soon(run.deadlines.run)
         if session is not None:
@@ -169,7 +180,18 @@ def _check_settings(group_size: int, grace_s: float, cancel_grace_s: float, on_r
         raise BadSettings(f"on_rewind is {on_rewind!r}; it is one of {', '.join(get_args(OnRewind))}")
 
 
-def _open_log(path: str | Path | None, durability: Durability, take_over: bool) -> EventLog:
+def _open_log(
+    path: str | Path | None,
+    durability: Durability,
+    take_over: bool,
+    disk_bytes_max: int | None,
+    disk_free_min_bytes: int | None,
+) -> EventLog:
+    bounded = (disk_bytes_max, disk_free_min_bytes) != (None, None)
+    if bounded and (path is None or durability == "memory"):
+        raise BadSettings(
+            "disk_bytes_max and disk_free_min_bytes bound a run directory, and this run is kept in memory"
+        )
     if durability not in get_args(Durability):
         raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
     if path is None:
@@ -182,8 +204,16 @@ def _open_log(path: str | Path | None, durability: Durability, take_over: bool) 
             )
         return MemoryLog()
     if exists:
-        return FileLog.open(path, durability=durability, take_over=take_over)
-    return FileLog.create(path, durability=durability)
+        return FileLog.open(
+            path,
+            durability=durability,
+            take_over=take_over,
+            disk_bytes_max=disk_bytes_max,
+            disk_free_min_bytes=disk_free_min_bytes,
+        )
+    return FileLog.create(
+        path, durability=durability, disk_bytes_max=disk_bytes_max, disk_free_min_bytes=disk_free_min_bytes
+    )
 
 
 def _check_selection(selection: CustomRule | None) -> None:

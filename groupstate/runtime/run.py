@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import anyio
 import anyio.abc
 import anyio.from_thread
+import anyio.to_thread
 
 from groupstate.batch import Batch
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
 from groupstate.core.frontier import FrontierTracker, SourceFrontier
+from groupstate.core.held import DISK_HOLD
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt, encoded_prompt
 from groupstate.core.rules import Rules
@@ -30,6 +32,7 @@ from groupstate.errors import (
     RolloutDied,
     RunIsClosed,
 )
+from groupstate.log.space import LOOK_EVERY_NS, Space
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.handles import GroupHandle
@@ -459,6 +462,18 @@ class Run:
             if self._closing is None:
                 log.error("the log failed", error=str(error))
                 self._controller.die(error)
+
+    async def _watch_space(self, space: Space) -> None:
+        """Once a second see whether there is room again: while nothing is drawn, nothing may be written either."""
+        while not self._controller.closing:
+            await anyio.sleep(LOOK_EVERY_NS / 1e9)
+            if space.problem and self.ledger.log.payloads.blocks:
+                await anyio.to_thread.run_sync(space.look)
+            elif space.problem:
+                space.look()
+            held = self.book.held_reason
+            if space.problem != (held if held.startswith(DISK_HOLD) else ""):
+                self._controller.settle()
 
     async def _run_rollout(self) -> None:
         """Run the rollout until the run closes; its death reaches every waiting sampler."""
