@@ -255,16 +255,13 @@ def _written(disk: Disk, run: RunDir, new: RunDir, info: RunInfo, good: list[Goo
 
 def _cut(data: bytes, path: str, info: RunInfo, first_seq: int, keep_until: int) -> bytes:
     """A segment up to an event, which may lie in the middle of a commit."""
-    seed, stop = checksum_seed(info.log_id), HEADER_BYTES
-    for frame in walk(memoryview(data), HEADER_BYTES, seed, first_seq):
-        if frame.last_seq > keep_until:
-            break
-        stop = frame.stop
-    if frame.first_seq > keep_until:
-        return data[:stop]
-    records = decode(data[frame.body_start : frame.stop], path)[: keep_until + 1 - frame.first_seq]
+    seed = checksum_seed(info.log_id)
+    last = next(f for f in walk(memoryview(data), HEADER_BYTES, seed, first_seq) if f.last_seq >= keep_until)
+    if last.last_seq == keep_until:
+        return data[: last.stop]
+    records = decode(data[last.body_start : last.stop], path)[: keep_until + 1 - last.first_seq]
     items = encode_items(records)[0]
-    return data[:stop] + build_frame(join_items([items], len(records)), len(records), frame.first_seq, seed)
+    return data[: last.start] + build_frame(join_items([items], len(records)), len(records), last.first_seq, seed)
 
 
 def _copy_payloads(disk: Disk, run: RunDir, new: RunDir) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from groupstate.log.reading import read_log
 from groupstate.log.repair import diagnose, repair
 from groupstate.simulate.faults import Fault, FaultyDisk
 from groupstate.simulate.loop import run_virtual
+from tests.log.scenes import weights
 from tests.runtime.scenes import half_right, opened
 
 RUN, NEW = "/runs/one", "/runs/two"
@@ -184,6 +185,32 @@ def test_every_event_of_a_good_log_can_be_the_last_but_where_an_end_would_be_tor
         else:
             repair(RUN, NEW, seq, disk=disk)
             goes_on(disk, NEW, seq)
+
+
+def test_an_event_in_the_middle_of_a_commit_can_be_the_last():
+    disk = FaultyDisk()
+    log = FileLog.create(RUN, **settings(disk))
+    log.post(weights(1, 3))
+    log.post(weights(4, 4))
+    asyncio.run(log.aclose())
+
+    for seq in range(1, 8):
+        target = f"/runs/until {seq}"
+        repair(RUN, target, seq, disk=disk)
+        assert list(read_log(target, disk=disk)) == weights(1, seq)
+        again = FileLog.open(target, **settings(disk))
+        again.post(weights(seq + 1))
+        asyncio.run(again.aclose())
+
+
+def test_what_lies_behind_the_damage_a_second_time_is_not_lost():
+    disk, _ = damaged()
+    path = f"{RUN}/log/{SEGMENTS[1]}"
+    first = frames_of(SEGMENTS[1])[0]
+    found = diagnose(RUN, disk=disk)
+    disk.replace(path, disk.read(path) + disk.read(path)[first.start : first.stop])
+
+    assert diagnose(RUN, disk=disk) == found
 
 
 def test_an_event_behind_the_damage_or_the_end_is_refused():

@@ -155,6 +155,7 @@ def test_only_the_main_thread_gets_signals(tmp_path: Path):
     ):
         pass
     with blocking.open_run(tmp_path / "run") as run:
+        assert run.frontier() == ()
         run.close("SIGTERM", mark=True)
         run.close()
         assert run.final_mark.name == "SIGTERM"
