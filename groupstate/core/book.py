@@ -321,6 +321,7 @@ class Book:
             window.refills += 1
         self.source_position = max(self.source_position, event.source_position + 1)
         if event.source_position >= 0:
+            self.totals["drawn"] += 1
             known = self.source_positions.get(event.dataset, 0)
             self.source_positions[event.dataset] = max(known, event.source_position + 1)
         if group.partition == ev.TRAIN:
@@ -493,8 +494,15 @@ class Book:
             self._classes = classes
             for partition, shelf in self._shelves.items():
                 shelf.classify(classes, (g for g in self.groups.values() if g.partition == partition))
+        self._at_version(weight_version, lineage)
+
+    def _at_version(self, weight_version: int, lineage: int) -> None:
+        """A line of weights begins, maybe below where the one before it was."""
         self.weight_version = weight_version
         self.lineage = lineage
+        for use in self.uses.values():
+            use.version = min(use.version, weight_version)
+            use.told_version = min(use.told_version, weight_version)
 
     def _published(self, event: ev.WeightsPublished, seq: int, at_ns: int) -> None:
         self.weight_version = event.weight_version
@@ -528,8 +536,7 @@ class Book:
 
     def _rewound(self, event: ev.RunRewound, seq: int, at_ns: int) -> None:
         _check_rewound(self, event)
-        self.weight_version = event.weight_version
-        self.lineage = event.lineage
+        self._at_version(event.weight_version, event.lineage)
         self.marks = [mark for mark in self.marks if mark.seq <= event.mark_seq]
         for group in list(self.groups.values()):
             capped = _capped(group, event.weight_version)
@@ -549,9 +556,6 @@ class Book:
             self.totals[f"committed/{after.partition}"] -= 1
             self._opened(after, 1)
         self.totals["committed"] -= len(undone)
-        for use in self.uses.values():
-            use.version = min(use.version, self.weight_version)
-            use.told_version = min(use.told_version, self.weight_version)
 
     def _closed(self, event: ev.RunClosed, seq: int, at_ns: int) -> None:
         self.closed = True

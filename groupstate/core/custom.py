@@ -81,9 +81,13 @@ def checked(book: Book, request: OpenRequest, answer: Any) -> Answer:
 
 def _group(book: Book, group_id: Any, named: set[str], verb: str) -> Group:
     """A group that can be sampled or evicted now."""
-    group = book.groups.get(group_id) if isinstance(group_id, str) else None
+    if not isinstance(group_id, str):
+        raise WrongAnswer(
+            f"it {verb} an object of type {type(group_id).__name__}; groups are named by their ids, group.group_id"
+        )
+    group = book.groups.get(group_id)
     if group is None:
-        where = book.departed.get(group_id) if isinstance(group_id, str) else None
+        where = book.departed.get(group_id)
         raise WrongAnswer(f"it {verb} group {group_id!r}, which " + (f"was {where}" if where else "never was"))
     if group_id in named:
         raise WrongAnswer(f"it names group {group_id!r} twice; a group is selected or dropped, once")
@@ -98,7 +102,11 @@ def _group(book: Book, group_id: Any, named: set[str], verb: str) -> Group:
 
 
 def _sound(intent: Drop) -> Drop:
-    if intent.reason not in get_args(EvictReason) or not isinstance(intent.message, str):
+    if not isinstance(intent.message, str):
+        raise WrongAnswer(
+            f"it drops {intent.group_id!r} with the message {intent.message!r:.80}; a message is a string"
+        )
+    if intent.reason not in get_args(EvictReason):
         known = ", ".join(get_args(EvictReason))
         raise WrongAnswer(f"it drops {intent.group_id!r} for {intent.reason!r}; a reason is one of {known}")
     return intent

@@ -17,6 +17,7 @@ from groupstate.core.events import TRAIN, EvictReason
 from groupstate.core.group import Group, Range
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Rules
+from groupstate.core.shelf import has_rows
 from groupstate.core.spread import deviation
 
 
@@ -74,20 +75,22 @@ def judged(
         damaged: groups of which a payload can't be read, with what is wrong.
     """
     found, missing, kept, requeues = [], [], [], []
+    leaving = 0
     for group in candidates:
         if group.phase not in TERMINAL or group.partition != TRAIN:
             continue
         if group.group_id not in damaged and may_start_over(group, book.lag(group), rules):
             requeues.append(_requeue(group, rules))
+            leaving += has_rows(group)
             continue
         verdict = reasons_of(group, book.lag(group), rules, damaged=group.group_id in damaged)
         if isinstance(verdict, Missing):
             missing.append(verdict)
         elif verdict:
             found.append((group, verdict))
+            leaving += has_rows(group)
         else:
             kept.append(group.group_id)
-    leaving = sum(1 for group, _ in found if group.trajectory_count)
     unmet = demand is not None and book.ready_count() - leaving < demand
     evictions = tuple(
         Evict(
@@ -191,14 +194,10 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
 
 
 def _values(group: Group, rules: Rules) -> list[float]:
+    """The values that are compared, where none is missing."""
     assert rules.filter_metric is not None
     last = None if rules.per == "trajectory" else -1
-    return [
-        row.metrics[rules.filter_metric]
-        for session in group.sessions
-        for row in session.trajectories[last:]
-        if rules.filter_metric in row.metrics
-    ]
+    return [row.metrics[rules.filter_metric] for session in group.sessions for row in session.trajectories[last:]]
 
 
 def _range(group: Group, rules: Rules) -> Range | None:
@@ -228,6 +227,8 @@ def _missing(group: Group, rules: Rules) -> Missing:
 
 def credit_of(reasons: tuple[EvictReason, ...], rules: Rules, *, unmet: bool) -> int:
     """Refills that an eviction earns: one credit per group, however many reasons, by the matrix."""
+    if "surplus" in reasons:
+        return 0
     if rules.mode == "async":
         return 1
     if not unmet:
@@ -243,19 +244,22 @@ def credit_of(reasons: tuple[EvictReason, ...], rules: Rules, *, unmet: bool) ->
 
 
 def doomed_by_age(book: Book, rules: Rules) -> list[Group]:
-    """Training groups in flight that are above their lag bound already, whatever they yet yield.
-
-    Under a basis that is known only from a group's tokens there are none."""
-    if not rules.cancel_doomed or not rules.drops_stale or rules.basis not in {"dispatch", "target_version"}:
+    """Training groups in flight that are above their lag bound already, whatever they yet yield."""
+    if not _dooms_by_age(rules):
         return []
     return list(itertools.chain.from_iterable(_above(book, rules, groups) for groups in book.in_flight_by_age()))
 
 
-def is_doomed(group: Group, rules: Rules) -> bool:
-    """So many sessions of a group in flight have failed that it will be evicted for it."""
+def is_doomed(group: Group, lag: int, rules: Rules) -> bool:
+    """A group in flight will be evicted, for its lag or because so many of its sessions have failed."""
     if not rules.cancel_doomed or not group.in_flight or group.partition != TRAIN:
         return False
-    if not rules.evicts_failed() and rules.survivors_min is None:
-        return False
+    if _dooms_by_age(rules) and is_stale(group, lag, rules):
+        return True
     enough = group.needed if rules.survivors_min is None else min(group.needed, rules.survivors_min)
     return group.size - group.failed_count < enough and group.rule_requeue_count >= rules.requeues_max
+
+
+def _dooms_by_age(rules: Rules) -> bool:
+    """Under a basis that is known only from a group's tokens, nobody knows the lag of a group in flight."""
+    return rules.cancel_doomed and rules.basis in {"dispatch", "target_version"}

@@ -119,7 +119,7 @@ class FrontierTracker:
         return SourceFrontier(dataset, *ranges, place.next, lowest, self._size_of(dataset))
 
     def _size_of(self, dataset: str) -> int | None:
-        if self._source is None or self._is_mixed != bool(dataset):
+        if self._source is None or (dataset and not self._is_mixed):
             return None
         details = self._source.details.get(dataset, {}) if self._is_mixed else self._source.details
         size, epochs = details.get("size"), details.get("epochs", 1)

@@ -411,7 +411,8 @@ class Checker:
             self._wrong(11, f"group {name!r} is evicted with lag {event.lag}, and its lag is {lag}", name)
         abandoned = name in self._abandoned
         self._abandoned.discard(name)
-        if "stale" not in event.reasons or abandoned:
+        if "stale" not in event.reasons or abandoned or self._rules.has_own_selection:
+            # A rule of the user's own says by itself what is stale.
             return
         bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None
         if bound is None:

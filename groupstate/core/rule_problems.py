@@ -69,10 +69,18 @@ def _batch_problems(rules: "Rules") -> list[str]:
         found.append("sync mode with a filter_metric needs batch_size: its refills are bounded in batches")
     if size is not None and limit is not None and limit < size:
         found.append(f"generated_groups_max {limit} is below batch_size {size}, so no batch could ever be filled")
-    if rules.drains and size is not None and rules.refill_multiple > rules.in_flight_batches_max * size:
-        bound = rules.in_flight_batches_max * size
-        found.append(f"refill_multiple {rules.refill_multiple} is above the {bound} groups that may be in flight")
+    most = _in_flight_max(rules)
+    if rules.refill_multiple > most:
+        found.append(f"refill_multiple {rules.refill_multiple} is above the {most} groups that may be in flight")
     return found
+
+
+def _in_flight_max(rules: "Rules") -> float:
+    """Most groups that refills may bring in flight."""
+    bounds = [getattr(rules.admission, "n", None), getattr(rules.admission, "in_flight_max", None)]
+    if rules.drains and rules.batch_size is not None:
+        bounds.append(rules.in_flight_batches_max * rules.batch_size)
+    return min((bound for bound in bounds if bound is not None), default=math.inf)
 
 
 def _stale_problems(rules: "Rules") -> list[str]:
@@ -86,7 +94,10 @@ def _stale_problems(rules: "Rules") -> list[str]:
                 found.append("on_stale 'wait' with lag_max 0 needs admission 'per_batch': anything else deadlocks")
                 break
     if rules.cancel_doomed and rules.mode == "sync" and rules.failure == "keep":
-        found.append("cancel_doomed has no effect in sync mode with failure 'keep': no group in flight is lost")
+        found.append(
+            "cancel_doomed needs failure 'refill' in sync mode: with 'keep' a group in flight may be sampled whatever "
+            "becomes of it"
+        )
     return found
 
 
@@ -122,6 +133,4 @@ def _dataset_problems(rules: "Rules") -> list[str]:
     shares = [own.share for own in rules.datasets.values() if own.share is not None]
     if shares and sum(shares) > 1 + 1e-9:
         found.append(f"the shares of the datasets add up to {sum(shares):g}; it must be at most 1")
-    if shares and len(shares) == len(rules.datasets) and not sum(shares):
-        found.append("the shares of all datasets are 0, so no prompt could ever be drawn")
     return found

@@ -29,6 +29,11 @@ def in_flight_for(book: Book, rules: Rules, partition: str = TRAIN) -> int:
     return book.in_flight_count(partition)
 
 
+def is_for_now(book: Book, rules: Rules, group: Group) -> bool:
+    """Whether the current version is one that the group may be sampled at."""
+    return not rules.targets_versions or group.partition != TRAIN or group.target_version == book.weight_version
+
+
 def held_by_stale(book: Book, rules: Rules, partition: str = TRAIN) -> Group | None:
     """`wait`: a group in flight that has reached its lag bound, and so holds a waiting sampler."""
     if not rules.waits_for_stale or not book.waiting(partition):
@@ -56,6 +61,8 @@ def why_not(book: Book, rules: Rules, request: OpenRequest) -> str | None:
         return held
     if request.partition == TRAIN and rules.drains and book.in_flight_count():
         return f"{book.in_flight_count()} groups in flight are being drained"
+    if request.partition == TRAIN and rules.has_own_selection:
+        return f"selection {rules.selection!r} has taken none of the {ready} sampleable groups"
     return None
 
 

@@ -3,6 +3,7 @@
 Rule: the same additions in the same order, so the same last bit.
 """
 
+import math
 from collections.abc import Sequence
 
 UNROLLED = 8
@@ -15,7 +16,7 @@ def deviation(values: Sequence[float]) -> float:
     """What `numpy.std(values)` gives: the root of the mean squared distance from the mean, in float64."""
     mean = _sum(values) / len(values)
     squares = [(value - mean) * (value - mean) for value in values]
-    return float((_sum(squares) / len(values)) ** 0.5)
+    return math.sqrt(_sum(squares) / len(values))
 
 
 def _sum(values: Sequence[float]) -> float:

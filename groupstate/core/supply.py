@@ -5,7 +5,6 @@ Rule 2: refills come first: each takes the place that an evicted group gave back
 """
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,6 +16,9 @@ from groupstate.core.held import Credit, DatasetUse
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
 from groupstate.core.select import held_by_stale, in_flight_for, ready_for
+
+NO_LIMIT = 2**62
+"""More groups than any run has."""
 
 
 def draining(book: Book, rules: Rules) -> bool:
@@ -87,7 +89,8 @@ def _free_places(book: Book, rule: Capacity, most: int) -> int:
 def shortage(book: Book, rules: Rules) -> int:
     """Groups to draw because waiting samplers need them beyond what is sampleable, in flight or owed.
 
-    It goes past what admission would let start, or they would wait for ever, but never past free slots."""
+    It goes past what admission would let start, or they would wait for ever, but never past the bound of groups in
+    flight."""
     return short_of(book, rules, sum(request.size for request in book.waiting()))
 
 
@@ -97,24 +100,27 @@ def short_of(book: Book, rules: Rules, wanted: int) -> int:
     rule = rules.admission_rule
     if isinstance(rule, Slots):
         short = min(short, rule.n - book.in_flight_count())
+    elif isinstance(rule, Capacity):
+        short = min(short, _free_places(book, rule, short))
     return max(0, min(short, generation_left(book, rules)))
 
 
 def generation_left(book: Book, rules: Rules) -> int:
     """Groups that may yet be started for this batch; as many as there can be without a limit."""
     if rules.generated_groups_max is None:
-        return sys.maxsize
+        return NO_LIMIT
     return rules.generated_groups_max - book.window(TRAIN).submitted
 
 
 def _coming(book: Book, rules: Rules) -> int:
     """Refills that will come by themselves and could be sampled now.
 
-    What is less than a whole multiple may yet be added to while groups are in flight; then it is left over."""
+    What is less than a whole multiple, or finds no place, may yet come while groups are in flight; then it is left
+    over."""
     owed = len(book.credits)
     if rules.targets_versions:
         owed = sum(_refill_target(book, credit) == book.weight_version for credit in book.credits)
-    return owed if book.in_flight_count() else owed - owed % rules.refill_multiple
+    return owed if book.in_flight_count() else min(owed, refills_now(book, rules))
 
 
 def admissible(book: Book, rules: Rules) -> int:

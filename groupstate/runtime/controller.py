@@ -14,20 +14,21 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.custom import Answer, CustomRule, WrongAnswer, checked
-from groupstate.core.evict import Evict, Missing, credit_of, doomed_by_age, is_doomed, is_stale, judged, newly_stale
+from groupstate.core.evict import Evict, Missing, credit_of, doomed_by_age, is_doomed, judged, newly_stale
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
 from groupstate.core.metrics import Tally, batch_tally
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import PerBatch, Slots
-from groupstate.core.select import ready_for, selected, surplus, why_held, why_not
+from groupstate.core.select import is_for_now, ready_for, selected, surplus, why_held, why_not
+from groupstate.core.shelf import has_rows
 from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
 from groupstate.errors import CustomRuleError, EvictionStreak, LogFailed
 from groupstate.log.space import Space
 from groupstate.runtime import refusals
 from groupstate.runtime.drawing import Drawing
-from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger
+from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger, cut
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import describe
 from groupstate.runtime.sources import Source
@@ -123,6 +124,8 @@ class Controller:
         self.streak = 0
         """Training groups evicted since the last one became sampleable."""
         self.streak_reasons: Counter[str] = Counter()
+        self.last_failure: ev.SessionFailed | None = None
+        """Of the failures that nobody asked for, the last."""
         self.progress_at_ns = ledger.clock_ns()
         self._unjudged: dict[str, None] = {}
         self._filled: dict[str, None] = {}
@@ -164,6 +167,8 @@ class Controller:
                 self._filled[event.group_id] = None
         elif isinstance(event, ev.SessionFailed | ev.GroupSubmitted | ev.GroupRequeued):
             self._suspects[event.group_id] = None
+            if isinstance(event, ev.SessionFailed) and event.failure != "cancelled":
+                self.last_failure = event
 
     def rejudge(self) -> None:
         """Put every terminal group before the rules again (after recovery)."""
@@ -207,19 +212,18 @@ class Controller:
             if (group := self.book.groups.get(group_id)) is not None and group.in_flight:
                 self.end(group_id, SPARE)
         if self.rules.cancel_doomed:
-            doomed = [group for group_id in suspects if (group := self.book.groups.get(group_id)) and self._lost(group)]
+            doomed = dict.fromkeys(group_id for group_id in suspects if self._is_doomed(group_id))
             if self._aged_in_flight:
-                doomed += doomed_by_age(self.book, self.rules)
-            for group in doomed:
-                if group.group_id not in self.ledger.endings:
-                    self.end(group.group_id, DOOMED)
+                doomed.update(dict.fromkeys(group.group_id for group in doomed_by_age(self.book, self.rules)))
+            for group_id in doomed:
+                if group_id not in self.ledger.endings:
+                    self.end(group_id, DOOMED)
         self._aged_in_flight = False
         return self.book.last_seq > before
 
-    def _lost(self, group: Group) -> bool:
-        return is_doomed(group, self.rules) or (
-            group.in_flight and group.partition == ev.TRAIN and is_stale(group, self.book.lag(group), self.rules)
-        )
+    def _is_doomed(self, group_id: str) -> bool:
+        group = self.book.groups.get(group_id)
+        return group is not None and is_doomed(group, self.book.lag(group), self.rules)
 
     def end(self, group_id: str, ending: Ending) -> None:
         """Have the open sessions of a group ended, by whoever runs them."""
@@ -241,9 +245,8 @@ class Controller:
         judgement = judged(self.book, self.rules, candidates, demand=demand, damaged=self.damaged)
         for missing in judgement.missing:
             self.missing[missing.group_id] = missing
-        if judgement.kept:
-            self.streak = 0
-            self.streak_reasons.clear()
+        if judgement.kept and self.custom is None:
+            self._end_streak()
         for evict in judgement.evictions:
             self._record_eviction(evict)
             self.streak += 1
@@ -252,6 +255,11 @@ class Controller:
             log.info("failed group starts over", group=requeue.group_id, reason=requeue.reason)
             self.ledger.record(ev.GroupRequeued(requeue.group_id, requeue.reason, by_rule=True))
         return bool(judgement.evictions or judgement.requeues)
+
+    def _end_streak(self) -> None:
+        """A group became sampleable. With a selection of the user's own that is known once it was selected."""
+        self.streak = 0
+        self.streak_reasons.clear()
 
     def _record_eviction(self, evict: Evict) -> None:
         log.info("group evicted", group=evict.group_id, reasons=evict.reasons, lag=evict.lag, credit=evict.credit)
@@ -379,16 +387,17 @@ class Controller:
         answer = self._asked(custom, request)
         if answer is None:
             return False
-        leaving = sum(1 for group, _ in answer.drops if group.trajectory_count)
+        leaving = sum(has_rows(group) for group, _ in answer.drops)
         unmet = not answer.selected and self.book.ready_count() - leaving < request.size
         for group, drop in answer.drops:
             credit = credit_of((drop.reason,), self.rules, unmet=unmet)
             self._record_eviction(
-                Evict(group.group_id, (drop.reason,), self.book.lag(group), credit, message=drop.message)
+                Evict(group.group_id, (drop.reason,), self.book.lag(group), credit, message=cut(drop.message))
             )
             self.streak += 1
             self.streak_reasons[drop.reason] += 1
         if answer.selected:
+            self._end_streak()
             self._claim(request, waiter, answer.selected)
         return bool(answer.drops or answer.selected)
 
@@ -430,8 +439,7 @@ class Controller:
                 refused = True
                 if isinstance(error, EvictionStreak):
                     # It has been told. Whoever samples again means to go on.
-                    self.streak = 0
-                    self.streak_reasons.clear()
+                    self._end_streak()
         return refused
 
     def die(self, error: BaseException) -> None:
@@ -498,7 +506,8 @@ class Controller:
 
     def sampleable_count(self, partition: ev.Partition) -> int:
         """Groups that could be sampled now; one that lacks the filter's metric can't."""
-        missing = sum(1 for group_id in self.missing if self.book.groups[group_id].partition == partition)
+        lacking = [self.book.groups[group_id] for group_id in self.missing]
+        missing = sum(group.partition == partition and is_for_now(self.book, self.rules, group) for group in lacking)
         return max(0, ready_for(self.book, self.rules, partition) - missing)
 
     def _demand(self) -> int | None:

@@ -15,6 +15,7 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.group import Group
 from groupstate.core.phases import Phase
+from groupstate.errors import LogFailed
 from groupstate.runtime.controller import Controller, Signal
 from groupstate.runtime.ledger import Ending
 from groupstate.runtime.logs import Logger
@@ -118,9 +119,13 @@ class Deadlines:
         )
 
     async def run(self) -> None:
-        """Expire until cancelled."""
+        """Expire until cancelled, or until nothing can be recorded any more."""
         while True:
-            self.expire()
+            try:
+                self.expire()
+            except LogFailed as error:
+                self._controller.die(error)
+                return
             with anyio.move_on_after(max(0.0, self.next_s())):
                 await self._sooner.wait()
 

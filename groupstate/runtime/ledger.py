@@ -148,7 +148,7 @@ class Ledger:
             rows = checked(result, session=session, group_id=group_id)
             payload = payload_of(rows, f"session {session} of group {group_id!r}")
         except UnusableResult as error:
-            self._end(ev.SessionFailed(group_id, session, number, "refused", _cut(str(error))))
+            self._end(ev.SessionFailed(group_id, session, number, "refused", cut(str(error))))
             raise
         if not rows and self.rules.empty_session == "fail":
             self._end(ev.SessionFailed(group_id, session, number, "empty", "it returned no trajectory"))
@@ -161,7 +161,7 @@ class Ledger:
             raise
         except LogError as error:
             # Nothing was written: what got past the door can't be kept, and that is this session's failure alone.
-            self._end(ev.SessionFailed(group_id, session, number, "refused", _cut(str(error))))
+            self._end(ev.SessionFailed(group_id, session, number, "refused", cut(str(error))))
             raise UnusableResult(f"session {session} of group {group_id!r} can't be recorded: {error}") from error
         return None
 
@@ -189,7 +189,7 @@ class Ledger:
             return fenced
         delay = self._retry_delay(group, number) if retryable else None
         log.info("session failed", group=group_id, session=session, attempt=number, kind=failure, message=message)
-        self._end(ev.SessionFailed(group_id, session, number, failure, _cut(message), delay))
+        self._end(ev.SessionFailed(group_id, session, number, failure, cut(message), delay))
         return None
 
     def _end(self, event: ev.SessionFinished | ev.SessionFailed) -> None:
@@ -255,7 +255,7 @@ class Ledger:
         ending = self.endings.setdefault(group_id, ending)
         for number, session in enumerate(self.book.group(group_id).sessions):
             if session.state not in SETTLED:
-                message = _cut(ending.message)
+                message = cut(ending.message)
                 self.record(ev.SessionFailed(group_id, number, session.attempt, ending.failure, message))
         self.settle()
 
@@ -277,7 +277,7 @@ class Ledger:
         self.settle()
 
 
-def _cut(message: str) -> str:
+def cut(message: str) -> str:
     """A text that can be stored: not endless, and without half a surrogate pair."""
     whole = message.encode(errors="backslashreplace").decode()
     if len(whole) <= MESSAGE_CHARS_MAX:

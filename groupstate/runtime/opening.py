@@ -20,6 +20,7 @@ import msgspec.structs
 from groupstate.core.custom import CustomRule
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.core.rules import Rules
+from groupstate.core.supply import shares_of
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import BadInput, BadSettings, Unsupported
 from groupstate.log.file import FileLog
@@ -36,7 +37,7 @@ from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.settings import is_async, load_function
 from groupstate.runtime.signals import close_on_signal, signals_named
 from groupstate.runtime.source_identity import check_same, identity
-from groupstate.runtime.sources import MixedSource, Source, as_source
+from groupstate.runtime.sources import ListSource, MixedSource, Source, as_source
 
 
 @contextlib.asynccontextmanager
@@ -115,7 +116,8 @@ async def open_run(
             raise BadSettings(
                 "disk_bytes_max and disk_free_min_bytes are the log's; give them to the log that you made"
             )
-        ledger, custom = _ledger(event_log, rules, selection, prompts, group_size, clock_ns)
+        ledger, custom = _ledger(event_log, rules, selection, group_size, clock_ns)
+        prompts = _sharable(ledger.rules, prompts)
         controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
         controller.space = getattr(event_log, "space", None)
         rollout = None
@@ -228,7 +230,6 @@ def _ledger(
     event_log: EventLog,
     rules: Rules | None,
     selection: CustomRule | None,
-    source: Source | None,
     group_size: int,
     clock_ns: Callable[[], int],
 ) -> tuple[Ledger, CustomRule | None]:
@@ -241,7 +242,6 @@ def _ledger(
         path = f"{selection.__module__}:{getattr(selection, '__qualname__', type(selection).__qualname__)}"
         ledger.rules = msgspec.structs.replace(ledger.rules, selection=path)
     _check_size(ledger.rules, group_size)
-    _check_shares(ledger.rules, source)
     return ledger, selection or own_selection(ledger.rules)
 
 
@@ -249,7 +249,7 @@ def own_selection(rules: Rules) -> CustomRule | None:
     """The function that `selection` names; None if it is one of the library's.
 
     Raises:
-        BadSettings: it can't be found, or is async.
+        BadSettings: it can't be found, is async, or is the class of an object that was given.
     """
     if not rules.has_own_selection:
         return None
@@ -257,6 +257,11 @@ def own_selection(rules: Rules) -> CustomRule | None:
         found = load_function(rules.selection, "selection")
     except BadInput as error:
         raise BadSettings(f"{error}; or give open_run(selection=...) the function itself") from error
+    if isinstance(found, type):
+        raise BadSettings(
+            f"selection {rules.selection!r} is a class, which makes no selection by itself; give "
+            "open_run(selection=...) the object that is to be called"
+        )
     _check_selection(found)
     return found
 
@@ -268,21 +273,31 @@ def _check_size(rules: Rules, group_size: int) -> None:
         )
 
 
-def _check_shares(rules: Rules, source: Source | None) -> None:
-    """Shares are kept by drawing from one dataset or another, so the source must let us choose."""
+def _sharable(rules: Rules, source: Source | None) -> Source | None:
+    """Shares are kept by drawing from one dataset or another, so the source must let us choose. Prompts that are all
+    at hand are taken apart by their dataset.
+
+    Raises:
+        BadSettings: the source can't be asked for one dataset, or lacks one that has a share.
+    """
     shared = sorted(name for name, own in rules.datasets.items() if own.share is not None)
     if not shared or source is None:
-        return
+        return source
+    if isinstance(source, ListSource):
+        source = source.by_dataset()
     if not isinstance(source, MixedSource):
         raise BadSettings(
             f"the rules give shares to {', '.join(map(repr, shared))}, and the source {source.name!r} can't be asked "
             "for one dataset; give open_run a mapping: source={'name': prompts, ...}"
         )
+    if not shares_of(rules, source.datasets):
+        raise BadSettings("the shares of all datasets of the source are 0, so no prompt could ever be drawn")
     missing = [name for name in shared if name not in source.datasets]
     if missing:
         raise BadSettings(
             f"the rules give a share to {missing[0]!r}, and the source has {', '.join(map(repr, source.datasets))}"
         )
+    return source
 
 
 def _begin(

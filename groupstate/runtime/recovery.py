@@ -13,7 +13,7 @@ from groupstate.core.book import Book
 from groupstate.core.evict import credit_of
 from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
-from groupstate.core.rules import RULES_VERSION, Rules
+from groupstate.core.rules import RULES_VERSION, Rules, rules_from_dict
 from groupstate.errors import BadMark, BadSettings
 from groupstate.log.port import EventLog
 from groupstate.runtime.ledger import Ledger
@@ -155,5 +155,9 @@ def _check_mark(book: Book, mark: CheckpointMark) -> None:
 
 
 def stored_rules(book: Book) -> Rules:
-    """The rules that the log was last run under."""
-    return msgspec.convert(book.rules, Rules)
+    """The rules that the log was last run under.
+
+    Raises:
+        BadSettings: they can't be read, as when a later version wrote them; give the run rules.
+    """
+    return rules_from_dict(book.rules, "the rules in the log")

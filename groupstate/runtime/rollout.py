@@ -152,9 +152,7 @@ class Rollout:
         log.warning("the prompt can't be read, so the group fails", group=group.group_id, error=str(error))
         self._controller.damaged[group.group_id] = str(error)
         del self._scopes[group.group_id]
-        for session in range(group.size):
-            attempt = group.sessions[session].attempt
-            self._ledger.fail(group.group_id, session, attempt, "error", describe(error))
+        self._ledger.end(group.group_id, Ending("error", describe(error)))
 
     # One session -------------------------------------------------------------------------------------
 
@@ -197,7 +195,10 @@ class Rollout:
         task = asyncio.ensure_future(self._call(ctx))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._deadline_s)
-            if not done:
+            if not done and self._controller.closing:
+                # The end of the run is its deadline now, and no failure: it starts over with the run.
+                done, _ = await asyncio.wait({task})
+            elif not done:
                 await self._end_late(task)
         except asyncio.CancelledError:
             await self._end_cancelled(task, ctx)

@@ -181,13 +181,12 @@ class Run:
             new = self._controller.drawing.submit(
                 whole, partition=partition, weight_version=weight_version, target_version=target_version
             )
+            size = self.book.group(new).size
+            # It may have left already by the end of this, if it is lost by the rules.
             self._controller.settle()
-            return GroupHandle(new, self._size(new), whole, self)
+            return GroupHandle(new, size, whole, self)
 
         return self.in_loop(record)
-
-    def _size(self, group_id: str) -> int:
-        return self.book.group(group_id).size
 
     def pending(self) -> list[GroupHandle]:
         """Groups that nobody has started, oldest first: for users who dispatch sessions themselves."""

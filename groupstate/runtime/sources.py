@@ -79,6 +79,19 @@ class ListSource:
     def describe(self) -> dict[str, Any]:
         return {"size": len(self._prompts), "epochs": self._epochs, "shuffle_seed": self._seed}
 
+    def by_dataset(self) -> "MixedSource":
+        """The same prompts, apart by their dataset: each in its order, with the passes and the shuffling of all."""
+        prompts: dict[str, list[Prompt]] = {}
+        for prompt in map(as_prompt, self._prompts):
+            prompts.setdefault(prompt.dataset, []).append(prompt)
+        return MixedSource(
+            {
+                dataset: ListSource(own, epochs=self._epochs, shuffle_seed=self._seed, name=f"{self.name}:{dataset}")
+                for dataset, own in prompts.items()
+            },
+            name=self.name,
+        )
+
     def _shuffled(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:
             order = list(range(len(self._prompts)))
@@ -135,8 +148,14 @@ class MixedSource:
         Args:
             sources: per dataset a source, or what `as_source` makes one of. Its prompts are of that dataset,
                 whatever they say.
+
+        Raises:
+            BadInput: a dataset is of several itself.
         """
         self.name = name
+        for dataset, source in sources.items():
+            if isinstance(source, Mapping | MixedSource):
+                raise BadInput(f"dataset {dataset!r} of {name} is a mapping itself; give one source for each dataset")
         self._sources = {dataset: as_source(source) for dataset, source in sources.items()}
         self._done: set[str] = set()
 

@@ -1,0 +1,221 @@
+"""Rules that contradict themselves are refused by a sentence, and what lies right beside them is taken."""
+
+from typing import Any
+
+import pytest
+
+from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots
+from groupstate.errors import BadSettings
+
+EXACT: dict[str, Any] = {
+    "selection": "exact_version",
+    "basis": "target_version",
+    "lag_max": 0,
+    "batch_size": 4,
+}
+DRAINS: dict[str, Any] = {"mode": "sync", "filter_metric": "acc", "batch_size": 4}
+WAIT_0: dict[str, Any] = {"on_stale": "wait", "batch_size": 4}
+
+NEEDS_MODULE = (
+    "selection is {!r}; it must be 'oldest_first', 'freshest_first', 'exact_version' or the import path of a function, "
+    "'module:function'"
+)
+TOGETHER = "selection 'exact_version' and basis 'target_version' go together: set both or neither"
+NEVER_AGAIN = (
+    "selection 'exact_version' needs mode 'async', on_stale 'drop' and lag_max 0: a group whose version has passed "
+    "can never be sampled"
+)
+DEADLOCKS = "on_stale 'wait' with lag_max 0 needs admission 'per_batch': anything else deadlocks"
+
+Row = tuple[dict[str, Any], str, dict[str, Any]]
+
+NUMBERS: list[Row] = [
+    # refused, why, what is fine in its place
+    ({"requeues_max": -1}, "requeues_max is -1; it must be at least 0", {"requeues_max": 0}),
+    ({"oversample": -1}, "oversample is -1; it must be at least 0", {"oversample": 0}),
+    ({"refill_multiple": 0}, "refill_multiple is 0; it must be at least 1", {"refill_multiple": 1}),
+    ({"share_tolerance": -0.1}, "share_tolerance is -0.1; it must be at least 0", {"share_tolerance": 0}),
+    ({"starvation_versions": 0}, "starvation_versions is 0; it must be at least 1", {"starvation_versions": 1}),
+    (
+        {"session_deadline_s": 0},
+        "session_deadline_s is 0.0; it must be above 0 and finite",
+        {"session_deadline_s": 1e-9},
+    ),
+    (
+        {"group_deadline_s": float("inf")},
+        "group_deadline_s is inf; it must be above 0 and finite",
+        {"group_deadline_s": 1e9},
+    ),
+    (
+        {"group_deadline_s": float("nan")},
+        "group_deadline_s is nan; it must be above 0 and finite",
+        {"group_deadline_s": None},
+    ),
+]
+
+ADMISSIONS: list[Row] = [
+    (
+        {"admission": PerBatch(warmup=-1)},
+        "admission's warmup is -1; it must be at least 0",
+        {"admission": PerBatch(warmup=0)},
+    ),
+    ({"admission": Slots(n=0)}, "admission's n is 0; it must be at least 1", {"admission": Slots(n=1)}),
+    (
+        {"admission": Slots(n=1, ready_max=-1)},
+        "admission's ready_max is -1; it must be at least 0",
+        {"admission": Slots(n=1, ready_max=0)},
+    ),
+    (
+        {"admission": Capacity(lag_max=-1), "batch_size": 4},
+        "admission's lag_max is -1; it must be at least 0",
+        {"admission": Capacity(lag_max=0), "batch_size": 4},
+    ),
+    (
+        {"admission": Capacity(lag_max=0, in_flight_max=0), "batch_size": 4},
+        "admission's in_flight_max is 0; it must be at least 1",
+        {"admission": Capacity(lag_max=0, in_flight_max=1), "batch_size": 4},
+    ),
+    (
+        {"admission": Capacity(lag_max=0)},
+        "admission 'capacity' needs batch_size: it counts in batches",
+        {"admission": Capacity(lag_max=0), "batch_size": 1},
+    ),
+]
+
+BATCHES: list[Row] = [
+    (
+        {**DRAINS, "batch_size": None},
+        "sync mode with a filter_metric needs batch_size: its refills are bounded in batches",
+        {"mode": "sync"},
+    ),
+    (
+        {"batch_size": 4, "generated_groups_max": 3},
+        "generated_groups_max 3 is below batch_size 4, so no batch could ever be filled",
+        {"batch_size": 4, "generated_groups_max": 4},
+    ),
+    (
+        {**DRAINS, "refill_multiple": 5},
+        "refill_multiple 5 is above the 4 groups that may be in flight",
+        {**DRAINS, "refill_multiple": 4},
+    ),
+    (
+        {**DRAINS, "refill_multiple": 9, "in_flight_batches_max": 2},
+        "refill_multiple 9 is above the 8 groups that may be in flight",
+        {**DRAINS, "refill_multiple": 8, "in_flight_batches_max": 2},
+    ),
+    (
+        {"refill_multiple": 3, "admission": Slots(n=2, ready_max=9)},
+        "refill_multiple 3 is above the 2 groups that may be in flight",
+        {"refill_multiple": 2, "admission": Slots(n=2)},
+    ),
+    (
+        {"refill_multiple": 3, "admission": Capacity(lag_max=0, in_flight_max=2), "batch_size": 4},
+        "refill_multiple 3 is above the 2 groups that may be in flight",
+        {"refill_multiple": 3, "admission": Capacity(lag_max=0), "batch_size": 4},
+    ),
+]
+
+STALE: list[Row] = [
+    (
+        {"on_stale": "wait"},
+        "on_stale 'wait' waits for groups at the lag bound, and lag_max is not set",
+        {"on_stale": "wait", "datasets": {"math": PerDataset(lag_max=1)}},
+    ),
+    (
+        {**WAIT_0, "lag_max": 0, "admission": Slots(n=4)},
+        DEADLOCKS,
+        {**WAIT_0, "lag_max": 0, "admission": PerBatch(warmup=3)},
+    ),
+    (
+        {**WAIT_0, "lag_max": 5, "datasets": {"math": PerDataset(lag_max=0)}, "admission": Capacity(lag_max=1)},
+        DEADLOCKS,
+        {**WAIT_0, "lag_max": 5, "datasets": {"math": PerDataset(lag_max=1)}, "admission": Capacity(lag_max=1)},
+    ),
+    (
+        {"mode": "sync", "cancel_doomed": True},
+        "cancel_doomed needs failure 'refill' in sync mode: with 'keep' a group in flight may be sampled whatever "
+        "becomes of it",
+        {"mode": "sync", "cancel_doomed": True, "failure": "refill"},
+    ),
+]
+
+SELECTIONS: list[Row] = [
+    ({"selection": "newest"}, NEEDS_MODULE.format("newest"), {"selection": "freshest_first"}),
+    ({"selection": "pkg.mod:"}, NEEDS_MODULE.format("pkg.mod:"), {"selection": "pkg.mod:fn"}),
+    ({"selection": ":fn"}, NEEDS_MODULE.format(":fn"), {"selection": "rules.py:fn"}),
+    ({**EXACT, "basis": "dispatch"}, TOGETHER, EXACT),
+    ({"basis": "target_version"}, TOGETHER, {"basis": "newest_token"}),
+    ({**EXACT, "mode": "sync"}, NEVER_AGAIN, EXACT),
+    ({**EXACT, "on_stale": "wait"}, NEVER_AGAIN, EXACT),
+    ({**EXACT, "lag_max": None}, NEVER_AGAIN, EXACT),
+    ({**EXACT, "lag_max": 1}, NEVER_AGAIN, EXACT),
+    (
+        {**EXACT, "datasets": {"math": PerDataset(lag_max=0)}},
+        NEVER_AGAIN,
+        {**EXACT, "datasets": {"math": PerDataset(tolerance=0.1)}},
+    ),
+    (
+        {**EXACT, "batch_size": None},
+        "selection 'exact_version' needs batch_size: so many groups are made for each weight version",
+        EXACT,
+    ),
+]
+
+
+def of(**own: Any) -> dict[str, Any]:
+    return {"datasets": {"math": PerDataset(**own)}}
+
+
+def shares(*values: float | None) -> dict[str, Any]:
+    return {"datasets": {f"d{number}": PerDataset(share=value) for number, value in enumerate(values)}}
+
+
+DATASETS: list[Row] = [
+    (of(share=-0.1), "datasets['math'] has share -0.1; it must be from 0 to 1", of(share=0.1)),
+    (of(share=1.1), "datasets['math'] has share 1.1; it must be from 0 to 1", of(share=1)),
+    (of(share=float("nan")), "datasets['math'] has share nan; it must be from 0 to 1", of()),
+    (of(lag_max=-1), "datasets['math'] has lag_max -1; it must be at least 0", of(lag_max=0)),
+    (of(tolerance=-1), "datasets['math'] has tolerance -1.0; it must be at least 0", of(tolerance=0)),
+    (of(tolerance=float("inf")), "datasets['math'] has tolerance inf; it must be at least 0", of(tolerance=9)),
+    (shares(0.7, 0.4), "the shares of the datasets add up to 1.1; it must be at most 1", shares(0.6, 0.4)),
+]
+
+ALL = NUMBERS + ADMISSIONS + BATCHES + STALE + SELECTIONS + DATASETS
+
+
+@pytest.mark.parametrize(("wrong", "why", "right"), ALL, ids=str)
+def test_what_is_wrong_is_named_and_what_is_right_beside_it_is_taken(
+    wrong: dict[str, Any], why: str, right: dict[str, Any]
+) -> None:
+    with pytest.raises(BadSettings) as refused:
+        Rules(**wrong)
+
+    rules = Rules(**right)
+
+    assert str(refused.value) == why
+    assert {name: getattr(rules, name) for name in right} == right
+
+
+def test_shares_that_add_up_to_one_but_for_rounding_are_taken() -> None:
+    assert sum([0.1] * 10) != 1
+    assert len(Rules(**shares(*[0.1] * 10)).datasets) == 10
+
+
+def test_without_a_bound_of_its_own_a_dataset_has_the_runs() -> None:
+    rules = Rules(
+        lag_max=3,
+        tolerance=0.5,
+        datasets={"math": PerDataset(lag_max=0, tolerance=0.0), "code": PerDataset(share=0.5)},
+    )
+
+    assert [rules.lag_bound(name) for name in ("math", "code", "other")] == [0, 3, 3]
+    assert [rules.tolerance_for(name) for name in ("math", "code", "other")] == [0.0, 0.5, 0.5]
+    assert rules.lag_classes == {"math"}
+
+
+def test_a_bound_of_one_dataset_alone_drops_its_groups_in_async_mode() -> None:
+    bounded = {"datasets": {"math": PerDataset(lag_max=0)}}
+
+    assert Rules(**bounded).drops_stale
+    assert not Rules(mode="sync", **bounded).drops_stale
+    assert Rules(on_stale="wait", **bounded).waits_for_stale
