@@ -99,6 +99,20 @@ def test_a_mixed_source_counts_per_dataset_and_a_source_before_it_does_not():
     assert [p.lowest_open for p in places] == [0, 1, 0]
 
 
+def test_a_mixed_source_may_have_prompts_of_no_dataset():
+    mixed = ev.SourceOpened("list", "MixedSource", {"": {"size": 3}, "a": {"size": 2, "epochs": 2}})
+    places = frontier(log(mixed, submit(0), submit(1, "a")))
+
+    assert [(p.dataset, p.left) for p in places] == [("", 2), ("a", 2)]
+
+
+def test_a_dataset_of_a_source_that_is_gone_has_no_size():
+    mixed = ev.SourceOpened("mixed", "MixedSource", {"a": {"size": 2}})
+    places = frontier(log(mixed, submit(0, "a"), ev.SourceOpened("list", "ListSource", {"size": 9}), submit(1, "a")))
+
+    assert [(p.dataset, p.next, p.left) for p in places] == [("", 2, 7), ("a", 1, None)]
+
+
 @virtual
 async def test_an_open_run_has_its_frontier_and_keeps_it(loop, tmp_path):
     source = gs.MixedSource({"a": range(4), "b": range(2)})

@@ -6,7 +6,7 @@ from collections import Counter
 import anyio
 import pytest
 
-from groupstate import MixedSource, Prompt, Rules, Trajectory
+from groupstate import MixedSource, PerDataset, Prompt, Rules, Trajectory
 from groupstate.core import events as ev
 from groupstate.errors import BadSettings, NotEnoughGroups
 from groupstate.runtime.sources import FunctionSource, IteratorSource, ListSource
@@ -145,6 +145,16 @@ async def test_before_anything_is_drawn_the_source_may_be_another(loop, tmp_path
 
     async with opened(loop, tmp_path / "run", source=ListSource("abcd", shuffle_seed=2)) as run:
         assert run.book.source.details["shuffle_seed"] == 2
+
+
+@virtual
+async def test_shares_given_later_make_positions_count_per_dataset_so_they_are_refused(loop, tmp_path):
+    prompts = [Prompt(n, "ab"[n % 2]) for n in range(8)]
+    path = await used(loop, tmp_path / "run", ListSource(prompts))
+    shared = Rules(datasets={"a": PerDataset(share=0.5)})
+
+    with pytest.raises(BadSettings, match="it is a MixedSource and was a ListSource"):
+        await opened(loop, path, source=ListSource(prompts), rules=shared).__aenter__()
 
 
 # Killed again and again ------------------------------------------------------------------------------
