@@ -11,6 +11,7 @@ import click
 from groupstate.cli.collecting import run
 from groupstate.cli.doing import demo, scenario
 from groupstate.cli.looking import check, log, show, why
+from groupstate.cli.repairing import disk, repair
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 
@@ -56,5 +57,5 @@ def main() -> None:
     """
 
 
-for command in (run, log, show, why, check, scenario, demo):
+for command in (run, log, show, why, check, repair, disk, scenario, demo):
     main.add_command(command)

@@ -192,6 +192,8 @@ async def _collect(
                 resume=resume,
                 overwrite=overwrite,
                 grace_s=table.grace_s,
+                disk_bytes_max=table.disk_bytes_max,
+                disk_free_min_bytes=table.disk_free_min_bytes,
                 stop=stopped.scope,
                 report=report,
             )

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+import attrs
 import click
 from rich.text import Text
 
 from groupstate.cli.output import console, reader_has_gone, while_read, write, write_json, write_sections
 from groupstate.cli.runs import records_of
-from groupstate.cli.sections import overview_sections, story_sections
+from groupstate.cli.sections import frontier_sections, overview_sections, story_sections
 from groupstate.core.events import Record
+from groupstate.core.frontier import frontier
 from groupstate.core.invariants import INVARIANTS, Checker
 from groupstate.errors import BadInput
 from groupstate.inspect.about import About
@@ -163,8 +165,9 @@ async def _stop_on_signal(
 @click.command(short_help="Show where a run stands.")
 @RUN
 @click.option("--at", "seq", type=click.IntRange(min=1), default=None, metavar="SEQ", help="After this event.")
+@click.option("--frontier", "by_position", is_flag=True, help="Which prompts of the source are done with, and no more.")
 @AS_JSON
-def show(run: Path, seq: int | None, as_json: bool) -> None:
+def show(run: Path, seq: int | None, by_position: bool, as_json: bool) -> None:
     """Show where RUN stands: its groups by phase, totals, who waits for what, open batches, marks.
 
     Times are those of the log: an age is counted up to its last event (or to the one named by --at).
@@ -174,13 +177,26 @@ def show(run: Path, seq: int | None, as_json: bool) -> None:
       groupstate show runs/demo
       groupstate show runs/demo --at 1200
       groupstate show runs/demo --json
+      groupstate show runs/demo --frontier
     """
+    if by_position:
+        _show_frontier(run, seq, as_json=as_json)
+        return
     seen = overview(records_of(run, 1, None if seq is None else seq + 1), seq)
     with while_read():
         if as_json:
             write_json(seen)
         else:
             write_sections(overview_sections(seen))
+
+
+def _show_frontier(run: Path, seq: int | None, *, as_json: bool) -> None:
+    places = frontier(records_of(run, 1, None if seq is None else seq + 1))
+    with while_read():
+        if as_json:
+            write_json([attrs.asdict(place) for place in places])
+        else:
+            write_sections(frontier_sections(places))
 
 
 # why ------------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """What `show` and `why` have to say, as tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
 from groupstate.cli.output import Section
 from groupstate.core.explain import Explanation
+from groupstate.core.frontier import Ranges, SourceFrontier
 from groupstate.inspect.overview import LIVE, Header, Overview
 from groupstate.inspect.story import Story
 from groupstate.inspect.words import joined, name_of, one_line, span_of, time_of
@@ -121,6 +122,22 @@ def _datasets(datasets: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]
         (one_line(name) or "(none)", joined(f"{count} {what}" for what, count in counts.items()))
         for name, counts in datasets.items()
     ]
+
+
+def frontier_sections(places: Sequence[SourceFrontier]) -> list[Section]:
+    rows = []
+    for place in places:
+        kinds = (("committed", place.committed), ("open", place.open), ("evicted", place.evicted))
+        rows += [(name_of(place.dataset) if place.dataset else "all", what, _ranges(found)) for what, found in kinds]
+        left = "" if place.left is None else f", {place.left} left"
+        rows.append((rows[-1][0], "not yet drawn", f"from {place.next} on{left}"))
+        rows.append((rows[-1][0], "lowest not resolved", str(place.lowest_open)))
+    return [Section("frontier", ("dataset", "what", "positions"), rows)]
+
+
+def _ranges(ranges: Ranges) -> str:
+    """`0-4 7`: both ends are in it."""
+    return " ".join(str(first) if stop == first + 1 else f"{first}-{stop - 1}" for first, stop in ranges) or "none"
 
 
 def story_sections(told: Story) -> list[Section]:

@@ -78,6 +78,8 @@ async def collect(
     resume: bool = False,
     overwrite: bool = False,
     grace_s: float = 10.0,
+    disk_bytes_max: int | None = None,
+    disk_free_min_bytes: int | None = None,
     stop: anyio.CancelScope | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> Collected:
@@ -97,6 +99,7 @@ async def collect(
         resume: go on with the run if it is there.
         overwrite: `out` may exist.
         grace_s: seconds that sessions get to end once stopped.
+        disk_bytes_max, disk_free_min_bytes: as of `open_run`.
         stop: cancel it, and the collection ends in order.
         report: called when something has changed; it must be quick.
 
@@ -121,6 +124,8 @@ async def collect(
             params=params,
             group_size=group_size,
             grace_s=grace_s,
+            disk_bytes_max=disk_bytes_max,
+            disk_free_min_bytes=disk_free_min_bytes,
         ) as opened:
             collection = _Collection(opened, file, groups, report)
             ending = await collection.claim_all(stop or anyio.CancelScope())

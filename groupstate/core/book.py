@@ -64,6 +64,8 @@ class Book:
         self.source_positions: dict[str, int] = {}
         """The same by dataset, for a source of several."""
         self.source_exhausted = False
+        self.source: ev.SourceOpened | None = None
+        """What the positions count in, once a source has said so."""
         self.held_reason = ""
         self.closed = False
         self.released: list[ev.PayloadRef] = []
@@ -226,6 +228,7 @@ class Book:
                 self.source_position,
                 dict(sorted(self.source_positions.items())),
                 self.source_exhausted,
+                self.source and msgspec.to_builtins(self.source),
                 self.held_reason,
                 self.closed,
             ],
@@ -518,6 +521,9 @@ class Book:
     def _exhausted(self, event: ev.SourceExhausted, seq: int, at_ns: int) -> None:
         self.source_exhausted = True
 
+    def _source_opened(self, event: ev.SourceOpened, seq: int, at_ns: int) -> None:
+        self.source = event
+
     def _held(self, event: ev.AdmissionHeld, seq: int, at_ns: int) -> None:
         self.held_reason = event.reason
 
@@ -640,6 +646,7 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
     ev.SourceExhausted: Book._exhausted,
     ev.AdmissionHeld: Book._held,
     ev.DatasetStarved: Book._starved,
+    ev.SourceOpened: Book._source_opened,
     ev.CheckpointMarked: Book._marked,
     ev.RunRecovered: Book._recovered,
     ev.RunRewound: Book._rewound,

@@ -137,6 +137,8 @@ class RunRewound(Event, tag=7, frozen=True):
     mark_seq: int
     weight_version: int
     lineage: int
+    evicts: bool = False
+    """Training groups that ended on the line gone back from are evicted as stale, in the events that follow."""
 
 
 class RunClosed(Event, tag=8, frozen=True):
@@ -153,6 +155,16 @@ class DatasetStarved(Event, tag=9, frozen=True):
     """Its training groups in flight and terminal."""
     evicted: int = 0
     """Its groups evicted in all."""
+
+
+class SourceOpened(Event, tag=10, frozen=True):
+    """The run was opened with a source that isn't the one before it. Positions count in this one from here on."""
+
+    name: str
+    kind: str = ""
+    """The source's class."""
+    details: dict[str, Any] = {}
+    """What its order depends on, as it says itself: size, epochs, shuffle_seed; of several datasets per dataset."""
 
 
 # Groups ---------------------------------------------------------------------------------------------
@@ -302,6 +314,7 @@ AnyEvent: TypeAlias = (
     | RunRewound
     | RunClosed
     | DatasetStarved
+    | SourceOpened
     | GroupSubmitted
     | GroupFinished
     | GroupFailed

@@ -5,7 +5,7 @@ import attrs
 from groupstate.core.book import Book
 from groupstate.core.events import TRAIN
 from groupstate.core.group import Group
-from groupstate.core.held import OpenRequest
+from groupstate.core.held import DISK_HOLD, OpenRequest
 from groupstate.core.rules import Rules
 from groupstate.core.select import held_by_stale, in_flight_for, ready_for, why_not
 
@@ -83,6 +83,8 @@ def explain(
     waiting = book.waiting(partition)
     request = waiting[0] if waiting else None
     blocked = "" if request is None else why_not(book, rules, request) or ""
+    if request is not None and has_source and _no_room(book, rules, request):
+        blocked = f"{blocked}, and no more are drawn: {book.held_reason}"
     oldest = sorted(
         (group for phase in ("pending", "running") for group in book.in_phase(phase, partition)),  # type: ignore[arg-type]
         key=lambda group: group.submitted_seq,
@@ -100,6 +102,12 @@ def explain(
         if blocked and request
         else (),
     )
+
+
+def _no_room(book: Book, rules: Rules, request: OpenRequest) -> bool:
+    """Groups are missing, and none is drawn for want of room on the disk."""
+    short = ready_for(book, rules, request.partition) < request.size
+    return short and request.partition == TRAIN and book.held_reason.startswith(DISK_HOLD)
 
 
 def _in_flight(book: Book, group: Group, now_ns: int) -> GroupInFlight:
@@ -141,7 +149,9 @@ def _ways(book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, d
     missing = request.size - ready_for(book, rules, request.partition) - in_flight_for(book, rules, request.partition)
     if missing > 0:
         groups = "1 group" if missing == 1 else f"{missing} groups"
-        if request.partition != TRAIN or not has_source:
+        if has_source and _no_room(book, rules, request):
+            ways.append("there must be room on the disk: `groupstate disk RUN` says what takes it, and what may go")
+        elif request.partition != TRAIN or not has_source:
             ways.append(f"only a submit can supply the missing {groups}: run.submit(...)")
         elif not book.source_exhausted:
             ways.append(f"the source must supply prompts for {groups} more")

@@ -6,6 +6,9 @@ import attrs
 
 from groupstate.core import events as ev
 
+DISK_HOLD = "disk: "
+"""How the reason of a hold begins that is for want of room on the disk."""
+
 UNDELIVERED = frozenset({"cancelled", "damaged"})
 """Reasons with which a batch comes back that its sampler never got."""
 

@@ -79,6 +79,8 @@ class Checker:
         """Counts that the metrics of each batch that is out were made of."""
         self._must_end = ""
         """The group whose last session has just ended."""
+        self._abandoned: set[str] = set()
+        """Groups that the run went back from and that are evicted next."""
 
     def feed(self, record: ev.Record) -> list[Violation]:
         """Take the next record in; returns what it makes wrong."""
@@ -87,6 +89,7 @@ class Checker:
         self._check_place(record)
         self._seq = record.seq
         self._check_end_follows(event)
+        self._check_abandoned_leave(event)
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
@@ -122,6 +125,16 @@ class Checker:
                 f"{_kind(event)} instead of the group's end",
                 group_id,
             )
+
+    def _check_abandoned_leave(self, event: ev.AnyEvent) -> None:
+        """A run that goes back and evicts does so before anything else; only its death leaves some over."""
+        if not self._abandoned or isinstance(event, ev.GroupEvicted):
+            return
+        if not isinstance(event, ev.RunRecovered):
+            name = min(self._abandoned)
+            text = f"the run went back and evicts what ended since, and group {name!r} is still there at "
+            self._wrong(6, f"{text}{_kind(event)}", name)
+        self._abandoned.clear()
 
     def _replay(self, record: ev.Record) -> None:
         """Let the book follow, and compare."""
@@ -224,6 +237,14 @@ class Checker:
                 if self._too_new(group):
                     group.aged_from = group.rewound_to = self._version
                 self._bring_back(group)
+        if event.evicts:
+            self._abandoned = {
+                group.group_id
+                for group in self._groups.values()
+                if group.phase in TERMINAL
+                and group.partition == ev.TRAIN
+                and (group.submitted_seq > event.mark_seq or group.stamp > event.weight_version)
+            }
 
     def _too_new(self, group: Tracked) -> bool:
         """Made for a version of the abandoned line, and not waiting for the new line to reach it."""
@@ -389,7 +410,9 @@ class Checker:
         name, lag = group.group_id, self._lag(group)
         if event.lag != lag:
             self._wrong(11, f"group {name!r} is evicted with lag {event.lag}, and its lag is {lag}", name)
-        if "stale" not in event.reasons or self._rules.has_own_selection:
+        abandoned = name in self._abandoned
+        self._abandoned.discard(name)
+        if "stale" not in event.reasons or abandoned or self._rules.has_own_selection:
             # A rule of the user's own says by itself what is stale.
             return
         bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None

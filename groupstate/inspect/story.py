@@ -231,6 +231,8 @@ class _Teller:
 
     def _reason(self, reason: ev.EvictReason, event: ev.GroupEvicted, before: Group) -> str:
         if reason == "stale":
+            if event.message and event.reasons == ("stale",):
+                return one_line(event.message)
             return f"lag {event.lag} is above lag_max {self.rules.lag_bound(before.dataset)}"
         if reason == "zero_variance":
             return self._zero_variance(event, before)

@@ -164,6 +164,11 @@ def _marked(event: ev.CheckpointMarked) -> str:
     return f"mark {event.mark}{name}, version {event.weight_version}, lineage {event.lineage}"
 
 
+def _source(event: ev.SourceOpened) -> str:
+    details = joined(f"{name} {value}" for name, value in event.details.items())
+    return f"{event.name}{f', a {event.kind}' if event.kind else ''}{f': {details}' if details else ''}"
+
+
 def _recovered(event: ev.RunRecovered) -> str:
     torn = f", {event.torn_bytes} bytes of an interrupted commit cut" if event.torn_bytes else ""
     return f"version {event.weight_version}, lineage {event.lineage}{torn}"
@@ -182,9 +187,13 @@ _WORDS: Final[dict[type[ev.Event], Callable[[Any], str]]] = {
         f"{name_of(e.dataset)}: none sampled for {counted(e.versions, 'version')}, "
         f"{counted(e.open_groups, 'group')} open, {e.evicted} evicted"
     ),
+    ev.SourceOpened: _source,
     ev.CheckpointMarked: _marked,
     ev.RunRecovered: _recovered,
-    ev.RunRewound: lambda e: f"to mark {e.mark} at event {e.mark_seq}, version {e.weight_version}, lineage {e.lineage}",
+    ev.RunRewound: lambda e: (
+        f"to mark {e.mark} at event {e.mark_seq}, version {e.weight_version}, lineage {e.lineage}"
+        f"{', groups that ended since are evicted' if e.evicts else ''}"
+    ),
     ev.RunClosed: lambda e: e.reason,
     ev.GroupSubmitted: _submitted,
     ev.GroupFinished: lambda e: f"{name_of(e.group_id)}{': partial' if e.partial else ''}",

@@ -55,6 +55,14 @@ class Disk(Protocol):
 
     def exists(self, path: str) -> bool: ...
 
+    def sizes(self, path: str) -> dict[str, int]:
+        """Bytes of every file beneath a directory, by path, as far as they can be seen. Links aren't followed."""
+        ...
+
+    def free_bytes(self, path: str) -> int:
+        """What this user may yet write on the file system that `path` is on."""
+        ...
+
 
 def _full_sync(fd: int) -> None:
     """macOS: only this command makes the drive itself write."""
@@ -125,6 +133,21 @@ class OsDisk:
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
+
+    def sizes(self, path: str) -> dict[str, int]:
+        found = {}
+        for folder, _, names in os.walk(path):
+            for name in names:
+                whole = os.path.join(folder, name)
+                try:
+                    found[whole] = os.lstat(whole).st_size
+                except FileNotFoundError:
+                    pass  # removed in this moment
+        return found
+
+    def free_bytes(self, path: str) -> int:
+        state = os.statvfs(path)
+        return state.f_bavail * state.f_frsize
 
 
 def write_all(disk: Disk, fd: int, data: bytes, offset: int) -> None:

@@ -31,6 +31,7 @@ from groupstate.log.reading import Cursor
 from groupstate.log.recovery import Findings, carry_out, examine
 from groupstate.log.rundir import RunDir, RunInfo, parse_log_id, read_run_info, write_run_info
 from groupstate.log.segments import SEGMENT_BYTES, SegmentWriter, list_segments
+from groupstate.log.space import Space, with_quota
 
 FileDurability: TypeAlias = Literal["fsync", "os"]
 
@@ -94,6 +95,8 @@ class FileLog:
         undo.callback(self._segments.close)
         self._head = HeadWriter(disk, run.head, Watermark(findings.last_seq, sync, boot_crc), seed)
         undo.callback(self._head.close)
+        self.space: Space | None = None
+        """Whether there is room for more, where a bound was given."""
         self._commit = GroupCommit(run.log, findings.last_seq, self._keep, self._release, inline=options.inline)
 
     def _recover(self, boot_crc: int, *, sync: bool) -> Findings:
@@ -115,6 +118,8 @@ class FileLog:
         inline: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
         payload_file_bytes: int = PAYLOAD_FILE_BYTES,
+        disk_bytes_max: int | None = None,
+        disk_free_min_bytes: int | None = None,
         disk: Disk | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> "FileLog":
@@ -127,6 +132,8 @@ class FileLog:
             inline: write on the calling thread, inside `post`, instead of in a thread of its own.
             segment_bytes: about where a segment ends and the next one begins.
             payload_file_bytes: the same for payload files.
+            disk_bytes_max: what the run directory should take at most; `space` says when it takes more.
+            disk_free_min_bytes: what the file system should have left at least.
             disk: where the files are; the real disk by default.
             now_ns: the wall clock.
 
@@ -134,9 +141,9 @@ class FileLog:
             BadInput: there is a run already, or the arguments don't fit.
             LogError: the directory can't be written to.
         """
-        disk = OsDisk() if disk is None else disk
-        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns)
         run = RunDir.at(path)
+        disk, space = with_quota(OsDisk() if disk is None else disk, run.path, disk_bytes_max, disk_free_min_bytes)
+        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns)
         info = RunInfo(parse_log_id(log_id), now_ns())
         _refuse_existing(disk, run)
         with ExitStack() as undo, _log_errors(f"{run.path} can't be made a run"):
@@ -151,6 +158,7 @@ class FileLog:
             log = cls(run, info, lock, options, undo)
             write_run_info(disk, run, info)
             undo.pop_all()
+        log._watch(space)
         return log
 
     @classmethod
@@ -163,6 +171,8 @@ class FileLog:
         segment_bytes: int = SEGMENT_BYTES,
         payload_file_bytes: int = PAYLOAD_FILE_BYTES,
         take_over: bool = False,
+        disk_bytes_max: int | None = None,
+        disk_free_min_bytes: int | None = None,
         disk: Disk | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> "FileLog":
@@ -181,15 +191,16 @@ class FileLog:
             UnsupportedLog: a format that this version doesn't know.
             LogError: the directory can't be written to.
         """
-        disk = OsDisk() if disk is None else disk
-        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns)
         run = RunDir.at(path)
+        disk, space = with_quota(OsDisk() if disk is None else disk, run.path, disk_bytes_max, disk_free_min_bytes)
+        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns)
         info = read_run_info(disk, run)
         with ExitStack() as undo, _log_errors(f"{run.path} can't be opened"):
             lock = Lock.acquire(disk, run.lock, now_ns=now_ns(), take_over=take_over)
             undo.callback(lock.release)
             log = cls(run, info, lock, options, undo)
             undo.pop_all()
+        log._watch(space)
         return log
 
     def __repr__(self) -> str:
@@ -233,6 +244,11 @@ class FileLog:
     async def aclose(self) -> None:
         await self._commit.aclose()
 
+    def _watch(self, space: Space | None) -> None:
+        self.space = space
+        if space is not None:
+            space.look()
+
     def _check_open(self) -> None:
         self._commit.check_open()
 
@@ -255,6 +271,8 @@ class FileLog:
             self._segments.append([entry.items for entry in entries], count, first_seq, now_ns)
             self._head.write(first_seq + count - 1)
         self.payloads.drop([key for entry in entries for key in entry.freed])
+        if self.space is not None:
+            self.space.check(now_ns)
 
     def _release(self) -> None:
         for part in (self._segments, self._payload_writer, self._head):

@@ -27,7 +27,10 @@ from groupstate.log.payload_files import list_payload_files, payload_path
 from groupstate.log.rundir import RunDir
 from groupstate.log.segments import SegmentEnd, is_leftover, list_segments
 
-REPAIR_ADVICE = "Nothing was changed. A repair writes a new log up to an event you choose and leaves this one alone"
+REPAIR_ADVICE = (
+    "Nothing was changed. `groupstate repair RUN` says what is still good, and writes a new run up to an event you "
+    "choose, leaving this one alone"
+)
 
 
 @attrs.frozen

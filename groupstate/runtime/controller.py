@@ -25,6 +25,7 @@ from groupstate.core.select import is_for_now, ready_for, selected, surplus, why
 from groupstate.core.shelf import has_rows
 from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
 from groupstate.errors import CustomRuleError, EvictionStreak, LogFailed
+from groupstate.log.space import Space
 from groupstate.runtime import refusals
 from groupstate.runtime.drawing import Drawing
 from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger, cut
@@ -113,6 +114,8 @@ class Controller:
         self.changed = Signal()
         self.watched: list[int] = []
         """Training groups that each `wait_sampleable` looks out for."""
+        self.space: Space | None = None
+        """Says when there is no room for more on the disk."""
         self.missing: dict[str, Missing] = {}
         self.damaged: dict[str, str] = {}
         """Groups of which a payload can't be read, with what is wrong."""
@@ -279,7 +282,7 @@ class Controller:
         return True
 
     def _refill(self) -> bool:
-        if not self._may_draw():
+        if not self._may_draw() or self._no_room():
             return False
         count = refills_now(self.book, self.rules)
         for _ in range(count):
@@ -295,6 +298,11 @@ class Controller:
         self._hold("a group in flight is at the lag bound" if holds else "")
         if held or not self._may_draw():
             return False
+        if no_room := self._no_room():
+            if no_room != self.book.held_reason:
+                log.warning("nothing is drawn for want of room; see `groupstate disk`", reason=no_room)
+            self._hold(no_room)
+            return False
         urgent = max(shortage(self.book, self.rules), self._watched_shortage())
         count = max(urgent, admissible(self.book, self.rules) if self.admits else 0)
         for number in range(count):
@@ -305,6 +313,9 @@ class Controller:
 
     def _may_draw(self) -> bool:
         return not self.closing and self.drawing.possible and not self._is_streak()
+
+    def _no_room(self) -> str:
+        return "" if self.space is None else self.space.problem
 
     def _watched_shortage(self) -> int:
         """What `wait_sampleable` looks out for is drawn too, as far as admission's bounds allow."""

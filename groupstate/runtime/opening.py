@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,11 +30,13 @@ from groupstate.log.rundir import RunDir
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.ledger import Ledger
-from groupstate.runtime.recovery import CheckpointMark
+from groupstate.runtime.recovery import CheckpointMark, OnRewind
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.run import Run
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.settings import is_async, load_function
+from groupstate.runtime.signals import close_on_signal, signals_named
+from groupstate.runtime.source_identity import check_same, identity
 from groupstate.runtime.sources import ListSource, MixedSource, Source, as_source
 
 
@@ -51,9 +53,14 @@ async def open_run(
     group_size: int = 8,
     weight_version: int | None = None,
     resume_at: CheckpointMark | None = None,
+    on_rewind: OnRewind = "keep",
+    source_changed: bool = False,
     grace_s: float = 10.0,
     cancel_grace_s: float = 5.0,
+    close_on: Sequence[str | int] = (),
     durability: Durability = "fsync",
+    disk_bytes_max: int | None = None,
+    disk_free_min_bytes: int | None = None,
     take_over: bool = False,
     log: EventLog | None = None,
     seed: int = 0,
@@ -75,9 +82,16 @@ async def open_run(
         group_size: sessions per group, where the prompt doesn't say.
         weight_version: the trainer's version; None is 0 for a new run, the last published for an old one.
         resume_at: go back to this mark.
+        on_rewind: with `resume_at`, what becomes of groups that ended on the line that is gone back from, those
+            submitted after the mark or stamped above its version: `keep` them, or `evict` them as stale.
+        source_changed: the source is another than before, on purpose: go on in it behind the last position.
         grace_s: seconds that sessions get to end when the run closes; then they start over on the next opening.
+        close_on: signals, such as "SIGTERM", on which the run makes a mark and closes: waiting samplers get
+            `RunIsClosed`, and `run.final_mark` is the mark. Needs the main thread.
         cancel_grace_s: seconds that a cancelled session gets to end before it is given up as lost.
         durability: what acknowledged events survive: `fsync` the machine, `os` the process, `memory` nothing.
+        disk_bytes_max: once the run directory takes more bytes, no prompts are drawn until it takes less.
+        disk_free_min_bytes: the same once the file system has less left.
         take_over: take the run from a writer on another host, of whom nobody here can tell whether it lives.
         log: an event log to use instead of `path`.
 
@@ -86,26 +100,35 @@ async def open_run(
         NotARun: the path holds something else.
         CorruptLog, LostEvents, UnsupportedLog: the log can't be trusted; nothing was changed.
         BadMark: `resume_at` doesn't fit this log.
+        BadSettings: settings that can't be; a source whose order isn't the one that the log's positions count in.
         RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
     """
     _need_asyncio()
     event_log = log
     try:
-        _check_settings(group_size, grace_s, cancel_grace_s)
+        _check_settings(group_size, grace_s, cancel_grace_s, on_rewind)
         _check_selection(selection)
+        signals = signals_named(close_on)
         prompts = None if source is None else as_source(source)
         if event_log is None:
-            event_log = _open_log(path, durability, take_over)
+            event_log = _open_log(path, durability, take_over, disk_bytes_max, disk_free_min_bytes)
+        elif (disk_bytes_max, disk_free_min_bytes) != (None, None):
+            raise BadSettings(
+                "disk_bytes_max and disk_free_min_bytes are the log's; give them to the log that you made"
+            )
         ledger, custom = _ledger(event_log, rules, selection, group_size, clock_ns)
         prompts = _sharable(ledger.rules, prompts)
         controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
+        controller.space = getattr(event_log, "space", None)
         rollout = None
         if session is not None:
             rollout = Rollout(
                 controller, session, engine=engine, params=params or SamplingParams(), cancel_grace_s=cancel_grace_s
             )
         run = Run(ledger, controller, rollout, engine, grace_s)
-        _begin(run, event_log, weight_version, resume_at, seed)
+        if prompts is not None and not source_changed:
+            check_same(ledger.book, prompts)
+        _begin(run, event_log, weight_version, resume_at, on_rewind, seed)
     except BaseException:
         if event_log is not None:
             with anyio.CancelScope(shield=True):
@@ -115,6 +138,10 @@ async def open_run(
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         run.portal = portal
         tasks.start_soon(run._watch_log)
+        if signals:
+            await tasks.start(close_on_signal, run, signals)
+        if (space := controller.space) is not None:
+            tasks.start_soon(run._watch_space, space)
         if run.deadlines.needed:
             tasks.start_soon(run.deadlines.run)
         if session is not None:
@@ -144,16 +171,29 @@ def _need_asyncio() -> None:
         raise Unsupported("groupstate needs Linux or macOS: its locks and durability are not made for Windows")
 
 
-def _check_settings(group_size: int, grace_s: float, cancel_grace_s: float) -> None:
+def _check_settings(group_size: int, grace_s: float, cancel_grace_s: float, on_rewind: str) -> None:
     """What can be wrong is told before anything is written."""
     if not isinstance(group_size, int) or not 1 <= group_size <= GROUP_SIZE_MAX:
         raise BadSettings(f"group_size is {group_size!r}; it must be an integer from 1 to {GROUP_SIZE_MAX}")
     for name, value in (("grace_s", grace_s), ("cancel_grace_s", cancel_grace_s)):
         if not math.isfinite(value) or value < 0:
             raise BadSettings(f"{name} is {value}; it must be finite and at least 0")
+    if on_rewind not in get_args(OnRewind):
+        raise BadSettings(f"on_rewind is {on_rewind!r}; it is one of {', '.join(get_args(OnRewind))}")
 
 
-def _open_log(path: str | Path | None, durability: Durability, take_over: bool) -> EventLog:
+def _open_log(
+    path: str | Path | None,
+    durability: Durability,
+    take_over: bool,
+    disk_bytes_max: int | None,
+    disk_free_min_bytes: int | None,
+) -> EventLog:
+    bounded = (disk_bytes_max, disk_free_min_bytes) != (None, None)
+    if bounded and (path is None or durability == "memory"):
+        raise BadSettings(
+            "disk_bytes_max and disk_free_min_bytes bound a run directory, and this run is kept in memory"
+        )
     if durability not in get_args(Durability):
         raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
     if path is None:
@@ -166,8 +206,16 @@ def _open_log(path: str | Path | None, durability: Durability, take_over: bool) 
             )
         return MemoryLog()
     if exists:
-        return FileLog.open(path, durability=durability, take_over=take_over)
-    return FileLog.create(path, durability=durability)
+        return FileLog.open(
+            path,
+            durability=durability,
+            take_over=take_over,
+            disk_bytes_max=disk_bytes_max,
+            disk_free_min_bytes=disk_free_min_bytes,
+        )
+    return FileLog.create(
+        path, durability=durability, disk_bytes_max=disk_bytes_max, disk_free_min_bytes=disk_free_min_bytes
+    )
 
 
 def _check_selection(selection: CustomRule | None) -> None:
@@ -253,7 +301,12 @@ def _sharable(rules: Rules, source: Source | None) -> Source | None:
 
 
 def _begin(
-    run: Run, event_log: EventLog, weight_version: int | None, resume_at: CheckpointMark | None, seed: int
+    run: Run,
+    event_log: EventLog,
+    weight_version: int | None,
+    resume_at: CheckpointMark | None,
+    on_rewind: OnRewind,
+    seed: int,
 ) -> None:
     """Write what the log begins or goes on with, and bring the source to its place."""
     book, controller = run.book, run._controller
@@ -268,8 +321,11 @@ def _begin(
             torn_bytes=getattr(event_log, "torn_bytes", 0),
             weight_version=weight_version,
             resume_at=resume_at,
+            on_rewind=on_rewind,
         )
         recovery.keep_live_payloads(book, event_log)
         controller.rejudge()
+    if controller.source is not None and (opened := identity(controller.source)) != book.source:
+        run.ledger.record(opened)
     controller.drawing.seek()
     controller.settle()

@@ -4,11 +4,15 @@ Rule 1: each change that recovery makes is an event, so that a replay shows it.
 Rule 2: recovery twice in a row changes nothing more.
 """
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.core.phases import Phase
+from groupstate.core.evict import credit_of
+from groupstate.core.group import Group
+from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import RULES_VERSION, Rules, rules_from_dict
 from groupstate.errors import BadMark, BadSettings
 from groupstate.log.port import EventLog
@@ -17,6 +21,9 @@ from groupstate.runtime.logs import Logger
 from groupstate.version import VERSION
 
 log = Logger("groupstate.recovery")
+
+OnRewind: TypeAlias = Literal["keep", "evict"]
+"""What becomes of groups that ended on the line of weights that a run goes back from."""
 
 
 class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,12 +72,18 @@ def start(ledger: Ledger, *, run_id: str, weight_version: int, seed: int) -> Non
 
 
 def recover(
-    ledger: Ledger, *, torn_bytes: int, weight_version: int | None = None, resume_at: CheckpointMark | None = None
+    ledger: Ledger,
+    *,
+    torn_bytes: int,
+    weight_version: int | None = None,
+    resume_at: CheckpointMark | None = None,
+    on_rewind: OnRewind = "keep",
 ) -> None:
     """Bring a book that was read from a log into a state that a run can go on from.
 
     Batches that were out come back, groups with a started attempt are requeued with a new attempt and their
-    original stamp; with a mark, later commits are undone. A new lineage of weight versions begins.
+    original stamp; with a mark, later commits are undone, and with `on_rewind` "evict" the groups that ended since
+    are given up. A new lineage of weight versions begins.
 
     Raises:
         BadMark: a mark of another run, of a later log, or too old.
@@ -91,11 +104,32 @@ def recover(
     for batch in sorted(book.batches):
         ledger.record(ev.BatchReturned(batch, "recovery"))
     if resume_at is not None:
-        ledger.record(ev.RunRewound(resume_at.mark, resume_at.seq, version, lineage))
+        evicts = on_rewind == "evict"
+        ledger.record(ev.RunRewound(resume_at.mark, resume_at.seq, version, lineage, evicts))
+        if evicts:
+            _evict_abandoned(ledger, resume_at)
     running = [group.group_id for group in book.in_phase(Phase.RUNNING)]
     for group_id in running:
         ledger.record(ev.GroupRequeued(group_id, "recovery"))
     log.info("run recovered", events=book.last_seq, torn_bytes=torn_bytes, requeued=len(running), lineage=lineage)
+
+
+def _evict_abandoned(ledger: Ledger, mark: CheckpointMark) -> None:
+    """Give up the training groups that ended on the line of weights behind the mark."""
+    book = ledger.book
+    ended = [group for phase in sorted(TERMINAL) for group in book.in_phase(phase, ev.TRAIN)]
+    # Nobody waits for a batch yet, so sync mode owes nothing for them.
+    credit = credit_of(("stale",), ledger.rules, unmet=False)
+    for group in ended:
+        if is_abandoned(group, mark):
+            text = f"it ended behind mark {mark.mark}, which the run went back to"
+            event = ev.GroupEvicted(group.group_id, ("stale",), book.lag(group), credit, message=text)
+            ledger.record(event)
+
+
+def is_abandoned(group: Group, mark: CheckpointMark) -> bool:
+    """Of the line of weights behind the mark: submitted after it, or made for a version above its own."""
+    return group.submitted_seq > mark.seq or group.stamp > mark.weight_version
 
 
 def keep_live_payloads(book: Book, event_log: EventLog) -> int:

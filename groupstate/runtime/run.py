@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 import anyio
 import anyio.abc
 import anyio.from_thread
+import anyio.to_thread
 
 from groupstate.batch import Batch
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
+from groupstate.core.frontier import FrontierTracker, SourceFrontier
+from groupstate.core.held import DISK_HOLD
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt, encoded_prompt
 from groupstate.core.rules import Rules
@@ -29,6 +32,7 @@ from groupstate.errors import (
     RolloutDied,
     RunIsClosed,
 )
+from groupstate.log.space import LOOK_EVERY_NS, Space
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.handles import GroupHandle
@@ -71,6 +75,11 @@ class Run:
         self._closing: asyncio.Task[None] | None = None
         self._close_told = False
         self._log_gone = False
+        self._left = False
+        """The block of `open_run` was left, so that nothing more comes from there."""
+        self.final_mark: CheckpointMark | None = None
+        """The mark that the closing made (`close(mark=True)`, `close_on`); None if it made none."""
+        self._frontier: FrontierTracker | None = None
         self._rollout_scope = anyio.CancelScope()
         self._rollout_ended = anyio.Event()
         self.portal: anyio.from_thread.BlockingPortal | None = None
@@ -111,6 +120,22 @@ class Run:
     def explain(self, partition: str = ev.TRAIN) -> Explanation:
         """What the oldest waiting `sample()` waits for, as a value; `str()` of it is a text."""
         return self._sampler.explain(partition)
+
+    def frontier(self) -> tuple[SourceFrontier, ...]:
+        """Which positions of the source are committed, open and evicted, by dataset.
+
+        The first call reads the log, which takes time where that is long; later ones cost nothing.
+        """
+
+        def look() -> tuple[SourceFrontier, ...]:
+            if self._frontier is None:
+                self._frontier = FrontierTracker()
+                for record in self.ledger.log.read():
+                    self._frontier.feed(record)
+                self.ledger.observers.append(self._frontier.feed)
+            return self._frontier.value()
+
+        return self.in_loop(look)
 
     # Driving -----------------------------------------------------------------------------------------
 
@@ -296,18 +321,29 @@ class Run:
 
     async def checkpoint(self, name: str = "") -> CheckpointMark:
         """Mark this place in the log. Keep the mark beside the weights; `open_run(resume_at=mark)` goes back."""
+        self._need_log("mark a checkpoint")
+        mark = self._mark(name)
+        self._controller.settle()
+        await self.ledger.log.durable(mark.seq)
+        return mark
+
+    def _mark(self, name: str) -> CheckpointMark:
         book = self.book
         number, version, lineage = book.last_mark + 1, book.weight_version, book.lineage
-        seq = self._record(ev.CheckpointMarked(number, version, lineage, name), "mark a checkpoint")
-        await self.ledger.log.durable(seq)
+        seq = self.ledger.record(ev.CheckpointMarked(number, version, lineage, name))
         return CheckpointMark(
             run_id=book.run_id, mark=number, seq=seq, weight_version=version, lineage=lineage, name=name
         )
 
-    async def close(self, reason: str = "closed") -> None:
+    async def close(self, reason: str = "closed", *, mark: bool = False) -> None:
         """Stop admitting, let sessions end within the grace, put the rest back, keep everything. Idempotent.
 
         Cancelling it doesn't stop the closing; the end of `open_run`'s block waits for it.
+
+        Args:
+            reason: kept in the log, and the name of the mark.
+            mark: make a mark in the end, which `final_mark` is from then on. Then batches that are with the trainer
+                have the grace too, to be committed: the mark is behind them.
 
         Raises:
             LogFailed: something could not be kept. It is raised once.
@@ -315,20 +351,24 @@ class Run:
         if self._closing is None:
             self._controller.closing = True
             # A task of its own: a closing that was cut short would leave the lock behind, or events unkept.
-            self._closing = asyncio.ensure_future(self._close(reason))
+            self._closing = asyncio.ensure_future(self._close(reason, mark=mark))
         await asyncio.wait({self._closing})
         if not self._close_told:
             self._close_told = True
             self._closing.result()
 
-    async def _close(self, reason: str) -> None:
+    async def _close(self, reason: str, *, mark: bool) -> None:
         try:
             if not isinstance(self._controller.dead, LogFailed):
                 self._controller.settle()
+            with anyio.move_on_after(self._grace_s):
+                while self._may_yet_end(batches=mark):
+                    await self._controller.changed.wait()
             if self._rollout is not None:
-                await self._settle_rollout()
+                self._rollout_scope.cancel()
+                await self._rollout_ended.wait()
             if not isinstance(self._controller.dead, LogFailed):
-                self._put_back(reason)
+                self._put_back(reason, mark=mark)
                 # The end of a run says that all of it is kept, so it waits to know.
                 await self.ledger.log.durable(self.book.last_seq)
         finally:
@@ -339,6 +379,8 @@ class Run:
     async def close_whatever_comes(self, reason: str) -> BaseException | None:
         """Close, and wait for it though cancelled; what came of it, if it wasn't well."""
         came: BaseException | None = None
+        self._left = True
+        self._controller.changed.set()
         with anyio.CancelScope(shield=True):
             while self._closing is None or not self._closing.done() or not self._close_told:
                 try:
@@ -347,18 +389,18 @@ class Run:
                     came = error
         return came
 
-    async def _settle_rollout(self) -> None:
-        assert self._rollout is not None
-        with anyio.move_on_after(self._grace_s):
-            while self._rollout.busy and not self._rollout_ended.is_set():
-                await self._controller.changed.wait()
-        self._rollout_scope.cancel()
-        await self._rollout_ended.wait()
+    def _may_yet_end(self, *, batches: bool) -> bool:
+        """Something is under way that the grace is for: sessions, and `batches` that somebody may yet commit."""
+        if batches and self.book.batches and not self._left and not isinstance(self._controller.dead, LogFailed):
+            return True
+        return self._rollout is not None and self._rollout.busy and not self._rollout_ended.is_set()
 
-    def _put_back(self, reason: str) -> None:
+    def _put_back(self, reason: str, *, mark: bool) -> None:
         """Groups still under way start over when the run is opened again."""
         for group in list(self.book.in_phase(Phase.RUNNING)):
             self.ledger.record(ev.GroupRequeued(group.group_id, f"the run closed: {reason}"))
+        if mark:
+            self.final_mark = self._mark(reason)
         self.ledger.record(ev.RunClosed(reason))
 
     def hurry(self) -> None:
@@ -419,6 +461,18 @@ class Run:
             if self._closing is None:
                 log.error("the log failed", error=str(error))
                 self._controller.die(error)
+
+    async def _watch_space(self, space: Space) -> None:
+        """Once a second see whether there is room again: while nothing is drawn, nothing may be written either."""
+        while not self._controller.closing:
+            await anyio.sleep(LOOK_EVERY_NS / 1e9)
+            if space.problem and self.ledger.log.payloads.blocks:
+                await anyio.to_thread.run_sync(space.look)
+            elif space.problem:
+                space.look()
+            held = self.book.held_reason
+            if space.problem != (held if held.startswith(DISK_HOLD) else ""):
+                self._controller.settle()
 
     async def _run_rollout(self) -> None:
         """Run the rollout until the run closes; its death reaches every waiting sampler."""

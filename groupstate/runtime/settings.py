@@ -47,6 +47,10 @@ class RunTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Groups whose sessions run at the same time."""
     grace_s: float = 10.0
     """Seconds that sessions get to end after SIGTERM."""
+    disk_bytes_max: int | None = None
+    """No prompts are drawn while the run directory takes more."""
+    disk_free_min_bytes: int | None = None
+    """No prompts are drawn while the file system has less left."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +93,8 @@ def read_settings(path: Path) -> Settings:
 
 def run_table(data: Mapping[str, Any], *, where: str) -> RunTable:
     table = _converted(data, RunTable, where)
-    for name, least in (("groups", 1), ("n", 1), ("in_flight", 1), ("grace_s", 0)):
+    counts = ("groups", "n", "in_flight", "disk_bytes_max", "disk_free_min_bytes")
+    for name, least in (*((name, 1) for name in counts), ("grace_s", 0)):
         value = getattr(table, name)
         if value is not None and not least <= value < float("inf"):
             raise BadSettings(f"{where}: {name} is {value!r}; it must be at least {least}")

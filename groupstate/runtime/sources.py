@@ -2,6 +2,8 @@
 
 Rule 1: a source is drawn from synchronously, one prompt at a time, and knows its position.
 Rule 2: a source that can seek goes on behind the last submitted prompt when a run is opened again.
+Rule 3: a source may say what its order depends on (`describe() -> dict`), so that a run opened with another one is
+refused before prompts are skipped or repeated.
 """
 
 import itertools
@@ -14,7 +16,7 @@ import attrs
 import msgspec
 
 from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt
-from groupstate.errors import BadInput, MissingExtra
+from groupstate.errors import BadInput, BadSettings, MissingExtra
 
 
 class Source(Protocol):
@@ -73,6 +75,9 @@ class ListSource:
 
     def seek(self, position: int) -> None:
         self.position = position
+
+    def describe(self) -> dict[str, Any]:
+        return {"size": len(self._prompts), "epochs": self._epochs, "shuffle_seed": self._seed}
 
     def by_dataset(self) -> "MixedSource":
         """The same prompts, apart by their dataset: each in its order, with the passes and the shuffling of all."""
@@ -194,6 +199,24 @@ class MixedSource:
             if position := positions.get(dataset, 0):
                 source.seek(position)
         self._done.clear()
+
+    def describe(self) -> dict[str, Any]:
+        """By dataset, what its source says of itself."""
+        said = {dataset: description(source) for dataset, source in self._sources.items()}
+        return {dataset: {"name": name, "kind": kind, **details} for dataset, (name, kind, details) in said.items()}
+
+
+def description(source: Source) -> tuple[str, str, dict[str, Any]]:
+    """The source's name, its class, and what its order depends on; nothing where it has no `describe`.
+
+    Raises:
+        BadSettings: what it says is no dict.
+    """
+    describe = getattr(source, "describe", None)
+    details = {} if describe is None else describe()
+    if not isinstance(details, dict):
+        raise BadSettings(f"describe() of source {source.name!r} gave {type(details).__name__}; it must give a dict")
+    return source.name, type(source).__name__, details
 
 
 def as_source(value: Any) -> Source:

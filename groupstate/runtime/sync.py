@@ -13,6 +13,7 @@ from groupstate.batch import Batch
 from groupstate.core.book import Book
 from groupstate.core.events import TRAIN
 from groupstate.core.explain import Explanation
+from groupstate.core.frontier import SourceFrontier
 from groupstate.core.rules import Rules
 from groupstate.errors import RunIsClosed
 from groupstate.runtime import opening
@@ -79,6 +80,9 @@ class Run:
     def explain(self, partition: str = TRAIN) -> Explanation:
         return self._look(self._inner.explain, partition)
 
+    def frontier(self) -> tuple[SourceFrontier, ...]:
+        return self._inner.frontier()
+
     def submit(self, prompt: Any, **options: Any) -> GroupHandle:
         return self._inner.submit(prompt, **options)
 
@@ -124,9 +128,16 @@ class Run:
     def checkpoint(self, name: str = "") -> CheckpointMark:
         return self._call(self._inner.checkpoint, name)
 
-    def close(self, reason: str = "closed") -> None:
+    def close(self, reason: str = "closed", *, mark: bool = False) -> None:
+        async def close() -> None:
+            await self._inner.close(reason, mark=mark)
+
         if not self._left:
-            self._call(self._inner.close, reason)
+            self._call(close)
+
+    @property
+    def final_mark(self) -> CheckpointMark | None:
+        return self._inner.final_mark
 
 
 @contextlib.contextmanager

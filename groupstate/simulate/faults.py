@@ -10,6 +10,7 @@ Directories are never lost: they are made when a run is created, and a run count
 import errno
 import os
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -279,6 +280,17 @@ class FaultyDisk:
     def exists(self, path: str) -> bool:
         with self._lock:
             return path in self._names or path in self._directories
+
+    def sizes(self, path: str) -> dict[str, int]:
+        with self._lock:
+            beneath = path.rstrip("/") + "/"
+            return {name: len(file.live) for name, file in self._names.items() if name.startswith(beneath)}
+
+    def free_bytes(self, path: str) -> int:
+        with self._lock:
+            if self.space_bytes is None:
+                return sys.maxsize
+            return max(0, self.space_bytes - sum(len(file.live) for file in set(self._names.values())))
 
     # -----------------------------------------------------------------------------------------------------
 

@@ -19,9 +19,10 @@ FULL: list[ev.AnyEvent] = [
     ev.AdmissionHeld("lag"),
     ev.CheckpointMarked(1, 8, 2, "step-100"),
     ev.RunRecovered({"mode": "sync"}, 1, 8, 3, 17, "0.1.0"),
-    ev.RunRewound(1, 40, 8, 3),
+    ev.RunRewound(1, 40, 8, 3, True),
     ev.RunClosed("SIGTERM"),
     ev.DatasetStarved("math", 4, 2, 7),
+    ev.SourceOpened("list", "ListSource", {"size": 10, "epochs": None, "shuffle_seed": 7}),
     ev.GroupSubmitted("math_1", 4, "train", 7, 2, "refill", "math", 9, REF, 100, 8, 1),
     ev.GroupFinished("math_1", True),
     ev.GroupFailed("math_1", True),
@@ -50,6 +51,7 @@ SPARE: list[ev.AnyEvent] = [
     ev.RunRewound(1, 40, 8, 3),
     ev.RunClosed(),
     ev.DatasetStarved("math", 4),
+    ev.SourceOpened("list"),
     ev.GroupSubmitted("g", 4, "train", 7, 2, "submit"),
     ev.GroupFinished("g"),
     ev.GroupFailed("g"),
@@ -78,6 +80,7 @@ FIRST_FIELDS: dict[str, tuple[int, str]] = {
     "RunRewound": (7, "mark mark_seq weight_version lineage"),
     "RunClosed": (8, "reason"),
     "DatasetStarved": (9, "dataset versions open_groups evicted"),
+    "SourceOpened": (10, "name kind details"),
     "GroupSubmitted": (
         20,
         "group_id size partition weight_version lineage cause dataset source_position prompt prompt_length "

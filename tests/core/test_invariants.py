@@ -139,6 +139,32 @@ def test_the_log_of_a_real_run_has_nothing_wrong(name: str, seed: int) -> None:
     assert violations(records) == []
 
 
+def rewound(*, evicts: bool = True) -> list[ev.AnyEvent]:
+    """A group before a mark and two behind it, one of validation, and the run goes back."""
+    return [
+        *whole("before"), ev.CheckpointMarked(1, 0, 1), *whole("after"), *whole("val", val=True), submit("flying"),
+        ev.RunRecovered(Rules().to_dict(), RULES_VERSION, 0, 2), ev.RunRewound(1, 6, 0, 2, evicts),
+    ]  # fmt: skip
+
+
+def test_a_run_that_goes_back_may_evict_what_ended_since() -> None:
+    text = "group 'before' is evicted as stale under rules that drop nothing for its lag"
+
+    assert violations(log(rewound(), evict("after", "stale", credit=1))) == []
+    assert violations(log(rewound(evicts=False))) == []
+    assert text in str(violations(log(rewound(), evict("before", "stale"), evict("after", "stale")))[0])
+    assert "is evicted as stale under rules" in str(violations(log(rewound(evicts=False), evict("after", "stale")))[0])
+
+
+def test_a_run_that_goes_back_and_evicts_leaves_nothing_over_but_to_the_next_opening() -> None:
+    again = ev.RunRecovered(Rules().to_dict(), RULES_VERSION, 0, 3)
+    (left,) = violations(log(rewound(), ev.GroupRequeued("flying", "recovery"), again))
+
+    assert (left.invariant, left.group_id) == (6, "after")
+    assert "group 'after' is still there at GroupRequeued" in left.text
+    assert violations(log(rewound(), again)) == []
+
+
 def test_a_recovered_and_rewound_log_has_nothing_wrong() -> None:
     records = log(
         whole("a"), whole("b", 4), submit("c"), start("c"), whole("v", val=True),

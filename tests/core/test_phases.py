@@ -138,6 +138,7 @@ def test_kinds_without_a_cell_are_the_ones_about_the_whole_run() -> None:
         "SourceExhausted",
         "AdmissionHeld",
         "DatasetStarved",
+        "SourceOpened",
         "CheckpointMarked",
         "RunRecovered",
         "RunClosed",

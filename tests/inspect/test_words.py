@@ -28,11 +28,20 @@ WORDS = [
     (ev.AdmissionHeld("a group is at the bound"), "a group is at the bound"),
     (ev.AdmissionHeld(""), "no longer"),
     (ev.DatasetStarved("math", 4, 1, 7), "math: none sampled for 4 versions, 1 group open, 7 evicted"),
+    (ev.SourceOpened("sums"), "sums"),
+    (
+        ev.SourceOpened("sums", "ListSource", {"size": 9, "epochs": 2, "shuffle_seed": None}),
+        "sums, a ListSource: size 9, epochs 2 and shuffle_seed None",
+    ),
     (ev.CheckpointMarked(1, 4, 2, "best"), "mark 1 'best', version 4, lineage 2"),
     (ev.CheckpointMarked(1, 4, 2), "mark 1, version 4, lineage 2"),
     (ev.RunRecovered({}, 1, 4, 2, torn_bytes=9), "version 4, lineage 2, 9 bytes of an interrupted commit cut"),
     (ev.RunRecovered({}, 1, 4, 2), "version 4, lineage 2"),
     (ev.RunRewound(1, 30, 4, 2), "to mark 1 at event 30, version 4, lineage 2"),
+    (
+        ev.RunRewound(1, 30, 4, 2, evicts=True),
+        "to mark 1 at event 30, version 4, lineage 2, groups that ended since are evicted",
+    ),
     (ev.RunClosed("done"), "done"),
     (ev.GroupSubmitted("a", 1, "train", 0, 1, "submit"), "a: 1 session, train, version 0, by submit"),
     (

@@ -63,6 +63,8 @@ def test_an_empty_file_is_all_defaults(tmp_path):
         ("[run]\ngroups = 0", r"\[run\]: groups is 0; it must be at least 1"),
         ("[run]\nn = 0", r"n is 0; it must be at least 1"),
         ("[run]\nin_flight = 0", "in_flight is 0"),
+        ("[run]\ndisk_bytes_max = 0", "disk_bytes_max is 0; it must be at least 1"),
+        ("[run]\ndisk_free_min_bytes = 0", "disk_free_min_bytes is 0"),
         ("[run]\ngrace_s = -1.0", "grace_s is -1.0"),
         ("[run]\ngrace_s = inf", "grace_s is inf"),
         ("[sampling]\ntop_k = 3", r"\[sampling\] has no setting 'top_k'"),
