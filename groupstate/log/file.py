@@ -94,7 +94,9 @@ class FileLog:
         undo.callback(self._segments.close)
         self._head = HeadWriter(disk, run.head, Watermark(findings.last_seq, sync, boot_crc), seed)
         undo.callback(self._head.close)
-        self._commit = GroupCommit(run.log, findings.last_seq, self._keep, self._release, inline=options.inline)
+        self._commit = GroupCommit(
+            run.log, findings.last_seq, self._keep, self._tidy, self._release, inline=options.inline
+        )
 
     def _recover(self, boot_crc: int, *, sync: bool) -> Findings:
         findings = examine(self._disk, self._run, self._info.log_id, boot_crc)
@@ -255,6 +257,11 @@ class FileLog:
             self._segments.append([entry.items for entry in entries], count, first_seq, now_ns)
             self._head.write(first_seq + count - 1)
         self.payloads.drop([key for entry in entries for key in entry.freed])
+
+    def _tidy(self) -> bool:
+        now_ns = self._now_ns()
+        self._lock.renew(now_ns)
+        return self.payloads.rewrite(now_ns)
 
     def _release(self) -> None:
         for part in (self._segments, self._payload_writer, self._head):
