@@ -46,9 +46,6 @@ class Space:
         self._files: dict[int, _File] = {}
         self._places: dict[int, Place] = {}
 
-    def __contains__(self, file: int) -> bool:
-        return file in self._files
-
     @property
     def keys(self) -> Iterable[int]:
         return self._places.keys()

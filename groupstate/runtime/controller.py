@@ -23,7 +23,7 @@ from groupstate.core.prompt import Prompt
 from groupstate.core.rules import PerBatch, Slots
 from groupstate.core.select import ready_for, selected, surplus, why_held, why_not
 from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
-from groupstate.errors import CustomRuleError, EvictionStreak, LogFailed
+from groupstate.errors import CustomRuleError, DamagedPayload, EvictionStreak, LogFailed
 from groupstate.runtime import refusals
 from groupstate.runtime.drawing import Drawing
 from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger
@@ -243,8 +243,10 @@ class Controller:
             self.streak_reasons.clear()
         for evict in judgement.evictions:
             self._record_eviction(evict)
-            self.streak += 1
-            self.streak_reasons.update(evict.reasons)
+            if "damaged" not in evict.reasons:
+                # A lost file takes many groups with it, and says nothing of tasks, rewards and sessions.
+                self.streak += 1
+                self.streak_reasons.update(evict.reasons)
         for requeue in judgement.requeues:
             log.info("failed group starts over", group=requeue.group_id, reason=requeue.reason)
             self.ledger.record(ev.GroupRequeued(requeue.group_id, requeue.reason, by_rule=True))
@@ -467,6 +469,13 @@ class Controller:
         """What can't be had of these groups any more; the next round of the rules evicts those that have ended."""
         self.damaged.update(damaged)
         self._unjudged.update(dict.fromkeys(damaged))
+
+    def fail_unreadable(self, group: Group, error: DamagedPayload) -> None:
+        """A group whose prompt can't be read: nobody can run it, so it ends."""
+        log.warning("the prompt can't be read, so the group fails", group=group.group_id, error=str(error))
+        self.damaged[group.group_id] = str(error)
+        for number, session in enumerate(group.sessions):
+            self.ledger.fail(group.group_id, number, session.attempt, "error", describe(error))
 
     def withdraw(self, waiter: Waiter, reason: str) -> None:
         """A sampler stopped waiting: what it had been given goes back. Why it stopped is not lost to a broken log."""

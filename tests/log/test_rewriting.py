@@ -406,6 +406,18 @@ async def test_a_damaged_record_is_not_copied_and_costs_itself_alone():
     await log.aclose()
 
 
+async def test_nobody_needs_to_listen_to_warnings():
+    disk = FaultyDisk()
+    log, refs = await half_freed(disk, freed=0)
+    log.payloads._recent.clear()
+    damage(disk, pay(1), FILE_HEADER_BYTES + 600 + 50)
+    log.payloads.free(refs[:5])
+    settle(log)
+
+    assert from_disk(log, refs) == "-----5-789"
+    await log.aclose()
+
+
 async def test_a_damaged_payload_may_be_freed_while_its_file_is_rewritten():
     disk = GatedDisk()
     log, refs = await half_freed(disk, freed=0, inline=False)
