@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from groupstate.errors import DamagedPayload, LogFailed
+from groupstate.errors import DamagedPayload, LogError, LogFailed
 from groupstate.log import payloads as payloads_module
 from groupstate.log.payload_files import FILE_HEADER_BYTES, RECORD_HEADER_BYTES, encode_file_header, scan_file
 from groupstate.log.payloads import read_payload
@@ -234,6 +234,21 @@ async def test_what_a_commit_puts_is_spread_over_files():
     await log.aclose()
 
 
+async def test_what_was_freed_by_an_event_that_is_not_durable_yet_is_copied():
+    disk = FaultyDisk()
+    log, refs = await half_freed(disk, freed=0)
+    log.payloads.free(refs[:5])
+    log.payloads._free_later = lambda keys: None  # it is in the writer's queue, behind the event because of which
+    log.payloads.free(refs[8:9])
+    settle(log)
+    assert pay_files(disk) == [2]
+    # The event is lost.
+    log = reopen(disk.copy())
+
+    assert from_disk(log, refs) == "-----56789"
+    await log.aclose()
+
+
 async def test_usage_tells_what_is_needed_and_what_is_freed():
     disk = FaultyDisk()
     log = make(disk, payload_file_bytes=FILE_BYTES)
@@ -458,6 +473,20 @@ async def test_a_file_that_cannot_be_read_stays_and_is_told_of_once():
     assert from_disk(log, refs) == "-----56789"
     log.payloads.free(refs[5:9])
     assert pay_files(disk) == [2]
+    await log.aclose()
+
+
+async def test_a_file_that_cannot_be_read_at_the_opening_refuses_it_and_nothing_is_lost():
+    disk = UnreadableDisk()
+    log, refs = await half_freed(disk)
+    await log.aclose()
+    disk.unreadable = "0000000002.pay"
+    with pytest.raises(LogError, match="planned: reading"):
+        reopen(disk)
+    disk.unreadable = ""
+    log = reopen(disk)
+
+    assert from_disk(log, refs[5:]) == "56789"
     await log.aclose()
 
 
