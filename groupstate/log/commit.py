@@ -37,7 +37,8 @@ class Entry:
 class GroupCommit:
     """The queue between the ledger and the disk, worked off by a thread of its own or on the spot.
 
-    `write` keeps the entries of one commit; `release` lets go of the files. Both run in one thread at a time.
+    `write` keeps the entries of one commit; `tidy` does a little of what isn't urgent, behind a commit and where
+    nothing is queued, and says whether more is left; `release` lets go of the files. All run in one thread at a time.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class GroupCommit:
         name: str,
         durable_seq: int,
         write: Callable[[list[Entry]], None],
+        tidy: Callable[[], bool],
         release: Callable[[], None],
         *,
         inline: bool,
     ) -> None:
         self._name = name
         self._write = write
+        self._tidy = tidy
         self._release = release
         self._inline = inline
         self._changed = threading.Condition()
@@ -92,6 +95,7 @@ class GroupCommit:
             self._changed.notify()
         if self._inline:
             self._commit(self._take())
+            self._tidied()
 
     async def wait(self, seq: int) -> None:
         if seq <= self.durable_seq:
@@ -147,14 +151,25 @@ class GroupCommit:
     # The writer -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        more = False
         while True:
             with self._changed:
-                while not self._queue and not self._closing:
+                while not self._queue and not self._closing and not more:
                     self._changed.wait()
-            if not self._queue:
+            if self._queue:
+                self._commit(self._take())
+            elif self._closing:
                 break
-            self._commit(self._take())
+            more = self._tidied()
         self._finish()
+
+    def _tidied(self) -> bool:
+        """Do some of what isn't urgent, after those who wait were told; True where more is left."""
+        try:
+            return self._error is None and self._tidy()
+        except Exception as error:
+            self._fail(error)
+            return False
 
     def _take(self) -> list[Entry]:
         """The next commit: all that is queued, up to the bound, but at least one entry."""

@@ -97,7 +97,9 @@ class FileLog:
         undo.callback(self._head.close)
         self.space: Space | None = None
         """Whether there is room for more, where a bound was given."""
-        self._commit = GroupCommit(run.log, findings.last_seq, self._keep, self._release, inline=options.inline)
+        self._commit = GroupCommit(
+            run.log, findings.last_seq, self._keep, self._tidy, self._release, inline=options.inline
+        )
 
     def _recover(self, boot_crc: int, *, sync: bool) -> Findings:
         findings = examine(self._disk, self._run, self._info.log_id, boot_crc)
@@ -273,6 +275,11 @@ class FileLog:
         self.payloads.drop([key for entry in entries for key in entry.freed])
         if self.space is not None:
             self.space.check(now_ns)
+
+    def _tidy(self) -> bool:
+        now_ns = self._now_ns()
+        self._lock.renew(now_ns)
+        return self.payloads.rewrite(now_ns)
 
     def _release(self) -> None:
         for part in (self._segments, self._payload_writer, self._head):

@@ -1,8 +1,9 @@
 """The bytes of a payload file: a header, then one record per payload. Finding them again, and adding more.
 
-Rule 1: a payload's key is never given twice, also when its file is long gone: every file's header names the
-key that it began with, and the newest file is never removed.
+Rule 1: a payload's key is never given twice, also when its file is long gone: every file's header names a key
+above all those of older files, and the newest file is never removed.
 Rule 2: a damaged file costs the payloads that are damaged, not the run: the search goes on behind the damage.
+Rule 3: a record is the same bytes wherever it lies, so a file may hold copies of records of older ones.
 """
 
 import os
@@ -18,7 +19,8 @@ from groupstate.log.rundir import RunDir
 
 PAYLOAD_SUFFIX = ".pay"
 PAYLOAD_FILE_BYTES = 64 << 20
-"""A file that is longer gets a successor. Small enough that freed groups soon free whole files."""
+"""About where a file ends and the next one begins; only a file with a single payload is longer. Small enough that
+freed groups soon free whole files."""
 
 FILE_MAGIC = b"GSPAY1\0\0"
 FORMAT = 1
@@ -44,8 +46,13 @@ class Place:
     crc: int
 
     @property
+    def size(self) -> int:
+        """Of the record, its header included."""
+        return RECORD_HEADER_BYTES + self.length
+
+    @property
     def stop(self) -> int:
-        return self.offset + RECORD_HEADER_BYTES + self.length
+        return self.offset + self.size
 
 
 def encode_record(key: int, data: bytes, seed: int) -> bytes:
@@ -82,15 +89,21 @@ def encode_file_header(log_id: bytes, file: int, first_key: int, created_ns: int
     return bare + struct.pack("<I", zlib.crc32(bare))
 
 
-def parse_first_key(data: bytes, path: str) -> int | None:
-    """The key that a file began with, or None where its header is damaged.
+@attrs.frozen
+class FileHeader:
+    log_id: bytes
+    first_key: int
+
+
+def parse_file_header(data: bytes, path: str) -> FileHeader | None:
+    """The header that a file begins with, or None where it is damaged.
 
     Raises:
         UnsupportedLog: a whole header of a format that this version doesn't know.
     """
     if len(data) < FILE_HEADER_BYTES:
         return None
-    magic, form, _, _, first_key, _, crc = _FILE_HEADER.unpack(data)
+    magic, form, log_id, _, first_key, _, crc = _FILE_HEADER.unpack(data)
     if crc != zlib.crc32(data[:_CHECKED_BYTES]):
         return None
     if (magic, form) != (FILE_MAGIC, FORMAT):
@@ -98,19 +111,25 @@ def parse_first_key(data: bytes, path: str) -> int | None:
             f"{path} is a payload file of format {form}; this version of groupstate reads format {FORMAT}. "
             "Open the run with the version that wrote it, or a later one"
         )
-    return int(first_key)
+    return FileHeader(log_id, first_key)
 
 
 @attrs.frozen
 class Scan:
     """What a payload file holds."""
 
-    first_key: int
-    """0 where the header is damaged."""
+    header: FileHeader | None
+    """None where it is damaged."""
     places: list[Place]
     stop: int
     """End of the last whole record; what lies behind it is torn."""
     size: int
+
+    @property
+    def next_key(self) -> int:
+        """Above the keys of the file, and of older ones."""
+        first_key = 1 if self.header is None else self.header.first_key
+        return max(first_key, 1 + max((place.key for place in self.places), default=0))
 
 
 def scan_file(disk: Disk, run: RunDir, file: int, seed: int) -> Scan:
@@ -119,12 +138,12 @@ def scan_file(disk: Disk, run: RunDir, file: int, seed: int) -> Scan:
     fd = disk.open_to_read(path)
     try:
         size = disk.size(fd)
-        first_key = parse_first_key(disk.pread(fd, FILE_HEADER_BYTES, 0), path)
+        header = parse_file_header(disk.pread(fd, FILE_HEADER_BYTES, 0), path)
         places = list(_places(disk, fd, file, size, seed))
     finally:
         disk.close(fd)
     stop = places[-1].stop if places else min(size, FILE_HEADER_BYTES)
-    return Scan(first_key or 0, places, stop, size)
+    return Scan(header, places, stop, size)
 
 
 def _places(disk: Disk, fd: int, file: int, size: int, seed: int) -> Iterator[Place]:
@@ -154,6 +173,14 @@ def _search(disk: Disk, fd: int, file: int, offset: int, size: int, seed: int) -
     return None
 
 
+def read_record(disk: Disk, fd: int, place: Place, seed: int) -> bytes | None:
+    """The record at `place`, header and payload, or None where it isn't there whole."""
+    record = read_all(disk, fd, place.size, place.offset)
+    if parse_record_header(record, place.file, place.offset, seed) != place:
+        return None
+    return record if zlib.crc32(record[RECORD_HEADER_BYTES:]) == place.crc else None
+
+
 class PayloadWriter:
     """Appends records to the newest file and starts the next one. Used by one thread at a time."""
 
@@ -162,18 +189,21 @@ class PayloadWriter:
         self._run = run
         self._log_id = log_id
         self._seed = zlib.crc32(log_id)
-        self._file_bytes = file_bytes
         self._sync = sync
         self._fd = -1
         self._stop = 0
+        self._next_key = 1
+        """Above all keys that were written."""
+        self.file_bytes = file_bytes
         self.file = 0
         """Number of the newest file; 0 while there is none."""
 
-    def go_on_behind(self, file: int, scan: Scan) -> None:
+    def go_on_behind(self, file: int, scan: Scan, next_key: int) -> None:
         """Append to the newest file, and cut an interrupted write from its end."""
         self.file = file
-        if scan.first_key == 0:
-            return  # its header is damaged, so the next payload starts a file of its own
+        self._next_key = next_key
+        if scan.header is None or scan.header.log_id != self._log_id:
+            return  # not a file to go on with, so the next payload starts one of its own
         self._fd = self._disk.open(payload_path(self._run, file))
         self._stop = scan.stop
         if scan.size > scan.stop:
@@ -181,28 +211,59 @@ class PayloadWriter:
 
     def append(self, puts: Sequence[tuple[int, bytes]], now_ns: int) -> list[Place]:
         """Payloads by key, on the disk when this returns."""
-        data = b"".join(encode_record(key, body, self._seed) for key, body in puts)
-        if self._fd < 0 or (self._stop > FILE_HEADER_BYTES and self._stop + len(data) > self._file_bytes):
-            self._start_file(puts[0][0], now_ns)
+        return self.append_records([encode_record(key, body, self._seed) for key, body in puts], now_ns)
+
+    def append_records(self, records: Sequence[bytes], now_ns: int) -> list[Place]:
+        """Whole records, new or copied from older files, on the disk when this returns."""
+        places: list[Place] = []
+        while len(places) < len(records):
+            rest = records[len(places) :]
+            place = self._place_of(rest[0])
+            if self._fd < 0 or (self._stop > FILE_HEADER_BYTES and place.stop > self.file_bytes):
+                self._start_file(max(self._next_key, place.key), now_ns)
+            places += self._append(self._fitting(rest))
+        return places
+
+    def _place_of(self, record: bytes) -> Place:
+        """Where a record will lie that is written next."""
+        place = parse_record_header(record, self.file, self._stop, self._seed)
+        assert place is not None
+        return place
+
+    def _fitting(self, records: Sequence[bytes]) -> Sequence[bytes]:
+        """As many of the records as the newest file takes, but at least one."""
+        stop = self._stop + len(records[0])
+        for count, record in enumerate(records[1:], 1):
+            stop += len(record)
+            if stop > self.file_bytes:
+                return records[:count]
+        return records
+
+    def _append(self, records: Sequence[bytes]) -> list[Place]:
         try:
-            write_all(self._disk, self._fd, data, self._stop)
+            write_all(self._disk, self._fd, b"".join(records), self._stop)
             if self._sync:
                 self._disk.fdatasync(self._fd)
         except BaseException:
             self._cut_back()
             raise
         places = []
-        for key, body in puts:
-            places.append(Place(self.file, self._stop, key, len(body), zlib.crc32(body)))
+        for record in records:
+            places.append(self._place_of(record))
             self._stop = places[-1].stop
+        self._next_key = max(self._next_key, 1 + max(place.key for place in places))
         return places
+
+    def flush(self) -> None:
+        """Put on the disk what durability `os` leaves in its cache. Older files than the newest are there already."""
+        if self._fd >= 0 and not self._sync:
+            self._disk.fdatasync(self._fd)
 
     def _start_file(self, first_key: int, now_ns: int) -> None:
         file = self.file + 1
         path = payload_path(self._run, file)
-        if self._fd >= 0 and not self._sync:
-            # So that opening the store needs to flush no other file than the newest.
-            self._disk.fdatasync(self._fd)
+        # So that opening the store needs to flush no other file than the newest.
+        self.flush()
         make_file(self._disk, path, encode_file_header(self._log_id, file, first_key, now_ns))
         fd = self._disk.open(path)
         self.close()

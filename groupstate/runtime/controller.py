@@ -24,7 +24,7 @@ from groupstate.core.rules import PerBatch, Slots
 from groupstate.core.select import is_for_now, ready_for, selected, surplus, why_held, why_not
 from groupstate.core.shelf import has_rows
 from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
-from groupstate.errors import CustomRuleError, EvictionStreak, LogFailed
+from groupstate.errors import CustomRuleError, DamagedPayload, EvictionStreak, LogFailed
 from groupstate.log.space import Space
 from groupstate.runtime import refusals
 from groupstate.runtime.drawing import Drawing
@@ -251,8 +251,10 @@ class Controller:
             self._end_streak()
         for evict in judgement.evictions:
             self._record_eviction(evict)
-            self.streak += 1
-            self.streak_reasons.update(evict.reasons)
+            if "damaged" not in evict.reasons:
+                # A lost file takes many groups with it, and says nothing of tasks, rewards and sessions.
+                self.streak += 1
+                self.streak_reasons.update(evict.reasons)
         for requeue in judgement.requeues:
             log.info("failed group starts over", group=requeue.group_id, reason=requeue.reason)
             self.ledger.record(ev.GroupRequeued(requeue.group_id, requeue.reason, by_rule=True))
@@ -498,6 +500,12 @@ class Controller:
         """What can't be had of these groups any more; the next round of the rules evicts those that have ended."""
         self.damaged.update(damaged)
         self._unjudged.update(dict.fromkeys(damaged))
+
+    def fail_unreadable(self, group: Group, error: DamagedPayload) -> None:
+        """A group whose prompt can't be read: nobody can run it, so it ends."""
+        log.warning("the prompt can't be read, so the group fails", group=group.group_id, error=str(error))
+        self.damaged[group.group_id] = str(error)
+        self.ledger.end(group.group_id, Ending("error", describe(error)))
 
     def withdraw(self, waiter: Waiter, reason: str) -> None:
         """A sampler stopped waiting: what it had been given goes back. Why it stopped is not lost to a broken log."""

@@ -310,6 +310,7 @@ def _begin(
 ) -> None:
     """Write what the log begins or goes on with, and bring the source to its place."""
     book, controller = run.book, run._controller
+    recovery.hear_of_damage(event_log)
     if not book.run_id:
         if resume_at is not None:
             raise BadSettings("resume_at needs a run that was begun; this one is new")

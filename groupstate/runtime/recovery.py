@@ -132,13 +132,22 @@ def is_abandoned(group: Group, mark: CheckpointMark) -> bool:
     return group.submitted_seq > mark.seq or group.stamp > mark.weight_version
 
 
+def hear_of_damage(event_log: EventLog) -> None:
+    """Warn of what the payload store finds damaged by itself."""
+    if hasattr(event_log.payloads, "warn"):
+        event_log.payloads.warn = log.warning
+
+
 def keep_live_payloads(book: Book, event_log: EventLog) -> int:
     """Sweep payloads that no live group refers to; returns how many there were."""
     keep_only = getattr(event_log.payloads, "keep_only", None)
     if keep_only is None:
         return 0
     live = [*book.groups.values(), *book.aside.values()]
-    return int(keep_only({ref.key for group in live for ref in group.payloads()}))
+    swept = int(keep_only({ref.key for group in live for ref in group.payloads()}))
+    if swept:
+        log.info("payloads of no group were swept", count=swept)
+    return swept
 
 
 def _check_mark(book: Book, mark: CheckpointMark) -> None:

@@ -115,7 +115,8 @@ class Rollout:
         try:
             prompt = self._prompt(group)
         except DamagedPayload as error:
-            self._unreadable(group, error)
+            del self._scopes[group.group_id]
+            self._controller.fail_unreadable(group, error)
             return
         try:
             with scope:
@@ -151,12 +152,6 @@ class Rollout:
             return Prompt(None, group.dataset, group.needed, group.group_id)
         data = self._ledger.log.payloads.get(group.prompt)
         return decoded_prompt(data, dataset=group.dataset, n=group.needed, group_id=group.group_id)
-
-    def _unreadable(self, group: Group, error: DamagedPayload) -> None:
-        log.warning("the prompt can't be read, so the group fails", group=group.group_id, error=str(error))
-        self._controller.damaged[group.group_id] = str(error)
-        del self._scopes[group.group_id]
-        self._ledger.end(group.group_id, Ending("error", describe(error)))
 
     # One session -------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine
 from groupstate.errors import (
     BadSettings,
+    DamagedPayload,
     GroupstateError,
     IllegalTransition,
     LogFailed,
@@ -193,7 +194,15 @@ class Run:
 
         def look() -> list[GroupHandle]:
             groups = sorted(self.book.in_phase(Phase.PENDING), key=lambda group: group.submitted_seq)
-            return [GroupHandle(g.group_id, g.size, self._prompt_of(g.group_id), self) for g in groups]
+            handles = []
+            for group in groups:
+                try:
+                    prompt = self._prompt_of(group.group_id)
+                except DamagedPayload as error:
+                    self._controller.fail_unreadable(group, error)
+                else:
+                    handles.append(GroupHandle(group.group_id, group.size, prompt, self))
+            return handles
 
         return self.in_loop(look)
 
