@@ -66,7 +66,7 @@ def overview_sections(seen: Overview) -> list[Section]:
 
 
 def _header(header: Header) -> list[tuple[str, str]]:
-    source = f"{header.source_position} prompts{', exhausted' if header.source_exhausted else ''}"
+    source = f"{header.drawn} prompts{', exhausted' if header.source_exhausted else ''}"
     rules = ", ".join(f"{name} {value}" for name, value in header.rules.items())
     rows = [
         ("run", header.run_id),

@@ -318,6 +318,7 @@ class Book:
             window.refills += 1
         self.source_position = max(self.source_position, event.source_position + 1)
         if event.source_position >= 0:
+            self.totals["drawn"] += 1
             known = self.source_positions.get(event.dataset, 0)
             self.source_positions[event.dataset] = max(known, event.source_position + 1)
         if group.partition == ev.TRAIN:

@@ -81,9 +81,11 @@ def checked(book: Book, request: OpenRequest, answer: Any) -> Answer:
 
 def _group(book: Book, group_id: Any, named: set[str], verb: str) -> Group:
     """A group that can be sampled or evicted now."""
-    group = book.groups.get(group_id) if isinstance(group_id, str) else None
+    if not isinstance(group_id, str):
+        raise WrongAnswer(f"it {verb} a {type(group_id).__name__}; groups are named by their ids, group.group_id")
+    group = book.groups.get(group_id)
     if group is None:
-        where = book.departed.get(group_id) if isinstance(group_id, str) else None
+        where = book.departed.get(group_id)
         raise WrongAnswer(f"it {verb} group {group_id!r}, which " + (f"was {where}" if where else "never was"))
     if group_id in named:
         raise WrongAnswer(f"it names group {group_id!r} twice; a group is selected or dropped, once")

@@ -26,6 +26,8 @@ class GroupInFlight:
     """Sessions whose attempt is under way."""
     waiting_sessions: tuple[int, ...]
     """Sessions whose attempt is still to begin."""
+    last_failure: str = ""
+    """How a session of it failed last, where one did."""
 
 
 @attrs.frozen
@@ -59,6 +61,7 @@ class Explanation:
         lines += [
             f"  {g.group_id!r} is {g.phase}, lag {g.lag}, submitted {g.age_s:.1f} s ago, quiet for {g.quiet_s:.1f} s"
             f", sessions open {list(g.open_sessions)}, to begin {list(g.waiting_sessions)}"
+            + (f"; {g.last_failure}" if g.last_failure else "")
             for g in self.in_flight
         ]
         if self.in_flight_count > len(self.in_flight):
@@ -108,7 +111,17 @@ def _in_flight(book: Book, group: Group, now_ns: int) -> GroupInFlight:
         quiet_s=max(0.0, (now_ns - group.last_at_ns) / 1e9),
         open_sessions=tuple(i for i, session in enumerate(group.sessions) if session.state == "open"),
         waiting_sessions=tuple(i for i, session in enumerate(group.sessions) if session.state == "waiting"),
+        last_failure=_last_failure(group),
     )
+
+
+def _last_failure(group: Group) -> str:
+    failed = [(session.last_seq, i, session) for i, session in enumerate(group.sessions) if session.failure is not None]
+    if not failed:
+        return ""
+    _, number, session = max(failed)
+    again = f", attempt {session.attempt} is due" if session.state == "waiting" else ""
+    return f"session {number} failed ({session.failure}){': ' if session.message else ''}{session.message}{again}"
 
 
 def _ways(book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, dispatches: bool) -> list[str]:
@@ -118,7 +131,14 @@ def _ways(book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, d
         runner = "the rollout runs them" if dispatches else "whoever dispatches them must report their end"
         ways.append(f"sessions in flight must end ({runner}); run.cancel(group) gives a group up")
     if held_by_stale(book, rules, request.partition) is not None:
-        ways.append("the group at the lag bound must end before anything is sampled (on_stale='wait')")
+        held = held_by_stale(book, rules, request.partition)
+        assert held is not None
+        ways.append(f"group {held.group_id!r} at the lag bound must end before anything is sampled (on_stale='wait')")
+    if rules.has_own_selection and request.partition == TRAIN and ready_for(book, rules) >= request.size:
+        ways.append(
+            f"selection {rules.selection!r} must select {request.size}, or drop what it will never take: what is only "
+            "passed over keeps its place, so that no other prompt is drawn for it"
+        )
     missing = request.size - ready_for(book, rules, request.partition) - in_flight_for(book, rules, request.partition)
     if missing > 0:
         groups = "1 group" if missing == 1 else f"{missing} groups"

@@ -4,12 +4,14 @@ Rule 1: rules are data; they are written into the log, so that a replay never ne
 Rule 2: what contradicts itself is refused (`rule_problems`) once, before a run begins.
 """
 
-import difflib
+import inspect
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from groupstate.core.rule_problems import problems
+from groupstate.core.typed_settings import Settings, unknown_key
 from groupstate.errors import BadSettings
 
 RULES_VERSION = 1
@@ -20,22 +22,20 @@ SELECTIONS = ("oldest_first", "freshest_first", "exact_version")
 """Selections that come with the library; any other is the import path of a function."""
 
 
-class PerBatch(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="per_batch", tag_field="kind"
-):
+class PerBatch(Settings, frozen=True, tag="per_batch", tag_field="kind"):
     """Keep `warmup` batches of groups ahead of what samplers are waiting for."""
 
     warmup: int = 1
 
 
-class Slots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="slots", tag_field="kind"):
+class Slots(Settings, frozen=True, tag="slots", tag_field="kind"):
     """At most `n` groups in flight, at most `n + ready_max` in flight and sampleable together."""
 
     n: int
     ready_max: int = 0
 
 
-class Capacity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="capacity", tag_field="kind"):
+class Capacity(Settings, frozen=True, tag="capacity", tag_field="kind"):
     """Never more groups than can still be sampled with a lag of at most `lag_max`."""
 
     lag_max: int
@@ -46,7 +46,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 Admission: TypeAlias = PerBatch | Slots | Capacity
 
 
-class PerDataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PerDataset(Settings, frozen=True):
     """What holds for the groups of one dataset in place of the run's own setting; None: the run's."""
 
     share: float | None = None
@@ -55,7 +55,7 @@ class PerDataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tolerance: float | None = None
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Rules(Settings, frozen=True):
     mode: Literal["async", "sync"] = "async"
     batch_size: int | None = None
     """Groups per batch, where it is the same for every `sample()`; bounds that count batches need it."""
@@ -118,7 +118,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     selection: str = "oldest_first"
     """Which sampleable groups a `sample()` gets: `oldest_first`, `freshest_first`, `exact_version`, or the import
     path `module:function` of a rule of your own."""
-    datasets: dict[str, PerDataset] = {}
+    datasets: dict[str, PerDataset] = msgspec.field(default_factory=dict)
     """Shares of datasets, and settings that differ for one."""
     share_tolerance: float = 0.1
     """How far above its share of the submitted groups a dataset may go to make up for its evicted ones."""
@@ -131,6 +131,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Seconds without progress after which a waiting `sample()` says what it waits for."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for problem in problems(self):
             raise BadSettings(problem)
 
@@ -201,7 +202,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def verl_sync(
         cls,
         train_batch_size: int,
-        /,
         *,
         filter_groups_metric: str | None = None,
         max_inflight_gen_batches: int = 1,
@@ -229,6 +229,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Source: verl 0.9.1, trainer/ppo/v1/replay_buffer.py, class ReplayBuffer.
         """
         return cls._made(
+            "verl_sync",
             changes,
             mode="sync",
             batch_size=train_batch_size,
@@ -245,7 +246,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def verl_async(
         cls,
         train_batch_size: int,
-        /,
         *,
         max_off_policy_threshold: int | None = 8,
         max_off_policy_strategy: Literal["drop", "wait"] = "drop",
@@ -278,6 +278,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 "current version has span 1"
             )
         return cls._made(
+            "verl_async",
             changes,
             mode="async",
             batch_size=train_batch_size,
@@ -294,7 +295,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def windowed(
         cls,
         batch_size: int,
-        /,
         *,
         max_staleness_versions: int = 1,
         sample_freshest_first: bool = False,
@@ -318,6 +318,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Source: NVIDIA-NeMo/RL, nemo_rl/algorithms/async_utils/staleness_sampler.py, class WindowedSampler.
         """
         return cls._made(
+            "windowed",
             changes,
             mode="async",
             batch_size=batch_size,
@@ -328,7 +329,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     @classmethod
-    def in_order(cls, batch_size: int, /, *, max_lookahead_versions: int = 1, **changes: Any) -> "Rules":
+    def in_order(cls, batch_size: int, *, max_lookahead_versions: int = 1, **changes: Any) -> "Rules":
         """NeMo-RL's `in_order` sampler: each group is made for one weight version, and sampled at that or never.
 
         Args:
@@ -342,6 +343,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Source: NVIDIA-NeMo/RL, nemo_rl/algorithms/async_utils/staleness_sampler.py, class InOrderSampler.
         """
         return cls._made(
+            "in_order",
             changes,
             mode="async",
             batch_size=batch_size,
@@ -355,7 +357,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def capacity(
         cls,
         batch_size: int,
-        /,
         *,
         max_head_offpolicyness: int = 0,
         max_concurrent_rollouts: int | None = None,
@@ -375,6 +376,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Source: AReaL, areal/infra/staleness_manager.py, StalenessManager.get_capacity.
         """
         return cls._made(
+            "capacity",
             changes,
             mode="async",
             batch_size=batch_size,
@@ -382,14 +384,16 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     @classmethod
-    def _made(cls, changes: dict[str, Any], **preset: Any) -> "Rules":
+    def _made(cls, name: str, changes: dict[str, Any], **preset: Any) -> "Rules":
+        """A preset with the user's changes, which go before what the preset says."""
+        own = [key for key in inspect.signature(getattr(cls, name)).parameters if key != "changes"]
         for key in changes:
             if key not in cls.__struct_fields__:
-                raise BadSettings(unknown_key(key, cls.__struct_fields__, "Rules"))
+                raise BadSettings(unknown_key(key, (*own, *cls.__struct_fields__), f"Rules.{name}"))
         return cls(**{**preset, **changes})
 
 
-def rules_from_dict(data: dict[str, Any], where: str = "rules") -> Rules:
+def rules_from_dict(data: Mapping[str, Any], where: str = "rules") -> Rules:
     """Rules from a settings file or a log.
 
     Raises:
@@ -400,12 +404,6 @@ def rules_from_dict(data: dict[str, Any], where: str = "rules") -> Rules:
         if key not in known:
             raise BadSettings(unknown_key(key, known, where))
     try:
-        return msgspec.convert(data, Rules)
-    except msgspec.ValidationError as error:
+        return Rules(**data)
+    except BadSettings as error:
         raise BadSettings(f"{where}: {error}") from error
-
-
-def unknown_key(key: str, known: tuple[str, ...], where: str) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-    return f"{where} has no setting {key!r}; {hint}"

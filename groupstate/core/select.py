@@ -56,6 +56,8 @@ def why_not(book: Book, rules: Rules, request: OpenRequest) -> str | None:
         return held
     if request.partition == TRAIN and rules.drains and book.in_flight_count():
         return f"{book.in_flight_count()} groups in flight are being drained"
+    if request.partition == TRAIN and rules.has_own_selection:
+        return f"selection {rules.selection!r} has taken none of the {ready} sampleable groups"
     return None
 
 

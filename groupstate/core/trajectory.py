@@ -321,12 +321,18 @@ def restored(records: Sequence[TrajectoryRecord], payload: bytes | None) -> tupl
     """The trajectories of a session, from its event and its payload."""
     wires = [None] * len(records) if payload is None else _wire_decoder.decode(payload)
     return tuple(
-        Trajectory(metrics=record.metrics, spans=record.spans, environment=record.environment)
+        Trajectory(
+            reward=record.metrics.get("reward"),
+            metrics=record.metrics,
+            spans=record.spans,
+            environment=record.environment,
+        )
         if wire is None
         else Trajectory(
             prompt_ids=tuple(_numbers("i", wire.prompt_ids)),
             response_ids=tuple(_numbers("i", wire.response_ids)),
             log_probs=tuple(_numbers("f", wire.log_probs)),
+            reward=record.metrics.get("reward"),
             metrics=record.metrics,
             spans=record.spans,
             environment=record.environment,

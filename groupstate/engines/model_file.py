@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from groupstate.core.rules import unknown_key
+from groupstate.core.typed_settings import unknown_key
 from groupstate.engines.port import Engine
 from groupstate.engines.tokenizer import CharTokenizer
 from groupstate.errors import BadInput, BadSettings, MissingExtra

@@ -31,7 +31,8 @@ class Header:
     closed: bool
     weight_version: int
     lineage: int
-    source_position: int
+    drawn: int
+    """Prompts that were taken from the source and submitted."""
     """Prompts that were submitted from the source."""
     source_exhausted: bool
     admission_held: str
@@ -117,7 +118,7 @@ def _header(book: Book, rules: Rules, started_at_ns: int, openings: int, library
         closed=book.closed,
         weight_version=book.weight_version,
         lineage=book.lineage,
-        source_position=book.source_position,
+        drawn=book.totals["drawn"],
         source_exhausted=book.source_exhausted,
         admission_held=book.held_reason,
         rules={name: value for name, value in rules.to_dict().items() if value != defaults[name]},

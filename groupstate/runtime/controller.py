@@ -120,6 +120,8 @@ class Controller:
         self.streak = 0
         """Training groups evicted since the last one became sampleable."""
         self.streak_reasons: Counter[str] = Counter()
+        self.last_failure: ev.SessionFailed | None = None
+        """Of the failures that nobody asked for, the last."""
         self.progress_at_ns = ledger.clock_ns()
         self._unjudged: dict[str, None] = {}
         self._filled: dict[str, None] = {}
@@ -161,6 +163,8 @@ class Controller:
                 self._filled[event.group_id] = None
         elif isinstance(event, ev.SessionFailed | ev.GroupSubmitted | ev.GroupRequeued):
             self._suspects[event.group_id] = None
+            if isinstance(event, ev.SessionFailed) and event.failure != "cancelled":
+                self.last_failure = event
 
     def rejudge(self) -> None:
         """Put every terminal group before the rules again (after recovery)."""
@@ -238,9 +242,8 @@ class Controller:
         judgement = judged(self.book, self.rules, candidates, demand=demand, damaged=self.damaged)
         for missing in judgement.missing:
             self.missing[missing.group_id] = missing
-        if judgement.kept:
-            self.streak = 0
-            self.streak_reasons.clear()
+        if judgement.kept and self.custom is None:
+            self._end_streak()
         for evict in judgement.evictions:
             self._record_eviction(evict)
             self.streak += 1
@@ -249,6 +252,11 @@ class Controller:
             log.info("failed group starts over", group=requeue.group_id, reason=requeue.reason)
             self.ledger.record(ev.GroupRequeued(requeue.group_id, requeue.reason, by_rule=True))
         return bool(judgement.evictions or judgement.requeues)
+
+    def _end_streak(self) -> None:
+        """A group became sampleable. With a selection of the user's own that is known once it was selected."""
+        self.streak = 0
+        self.streak_reasons.clear()
 
     def _record_eviction(self, evict: Evict) -> None:
         log.info("group evicted", group=evict.group_id, reasons=evict.reasons, lag=evict.lag, credit=evict.credit)
@@ -378,6 +386,7 @@ class Controller:
             self.streak += 1
             self.streak_reasons[drop.reason] += 1
         if answer.selected:
+            self._end_streak()
             self._claim(request, waiter, answer.selected)
         return bool(answer.drops or answer.selected)
 
@@ -419,8 +428,7 @@ class Controller:
                 refused = True
                 if isinstance(error, EvictionStreak):
                     # It has been told. Whoever samples again means to go on.
-                    self.streak = 0
-                    self.streak_reasons.clear()
+                    self._end_streak()
         return refused
 
     def die(self, error: BaseException) -> None:

@@ -34,7 +34,7 @@ from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.run import Run
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.settings import is_async, load_function
-from groupstate.runtime.sources import MixedSource, Source, as_source
+from groupstate.runtime.sources import ListSource, MixedSource, Source, as_source
 
 
 @contextlib.asynccontextmanager
@@ -95,7 +95,8 @@ async def open_run(
         prompts = None if source is None else as_source(source)
         if event_log is None:
             event_log = _open_log(path, durability, take_over)
-        ledger, custom = _ledger(event_log, rules, selection, prompts, group_size, clock_ns)
+        ledger, custom = _ledger(event_log, rules, selection, group_size, clock_ns)
+        prompts = _sharable(ledger.rules, prompts)
         controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
         rollout = None
         if session is not None:
@@ -180,7 +181,6 @@ def _ledger(
     event_log: EventLog,
     rules: Rules | None,
     selection: CustomRule | None,
-    source: Source | None,
     group_size: int,
     clock_ns: Callable[[], int],
 ) -> tuple[Ledger, CustomRule | None]:
@@ -193,7 +193,6 @@ def _ledger(
         path = f"{selection.__module__}:{getattr(selection, '__qualname__', type(selection).__qualname__)}"
         ledger.rules = msgspec.structs.replace(ledger.rules, selection=path)
     _check_size(ledger.rules, group_size)
-    _check_shares(ledger.rules, source)
     return ledger, selection or own_selection(ledger.rules)
 
 
@@ -220,11 +219,18 @@ def _check_size(rules: Rules, group_size: int) -> None:
         )
 
 
-def _check_shares(rules: Rules, source: Source | None) -> None:
-    """Shares are kept by drawing from one dataset or another, so the source must let us choose."""
+def _sharable(rules: Rules, source: Source | None) -> Source | None:
+    """Shares are kept by drawing from one dataset or another, so the source must let us choose. Prompts that are all
+    at hand are taken apart by their dataset.
+
+    Raises:
+        BadSettings: the source can't be asked for one dataset, or lacks one that has a share.
+    """
     shared = sorted(name for name, own in rules.datasets.items() if own.share is not None)
     if not shared or source is None:
-        return
+        return source
+    if isinstance(source, ListSource):
+        source = source.by_dataset()
     if not isinstance(source, MixedSource):
         raise BadSettings(
             f"the rules give shares to {', '.join(map(repr, shared))}, and the source {source.name!r} can't be asked "
@@ -235,6 +241,7 @@ def _check_shares(rules: Rules, source: Source | None) -> None:
         raise BadSettings(
             f"the rules give a share to {missing[0]!r}, and the source has {', '.join(map(repr, source.datasets))}"
         )
+    return source
 
 
 def _begin(

@@ -9,7 +9,7 @@ import msgspec
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.phases import Phase
-from groupstate.core.rules import RULES_VERSION, Rules
+from groupstate.core.rules import RULES_VERSION, Rules, rules_from_dict
 from groupstate.errors import BadMark, BadSettings
 from groupstate.log.port import EventLog
 from groupstate.runtime.ledger import Ledger
@@ -121,5 +121,9 @@ def _check_mark(book: Book, mark: CheckpointMark) -> None:
 
 
 def stored_rules(book: Book) -> Rules:
-    """The rules that the log was last run under."""
-    return msgspec.convert(book.rules, Rules)
+    """The rules that the log was last run under.
+
+    Raises:
+        BadSettings: they can't be read, as when a later version wrote them; give the run rules.
+    """
+    return rules_from_dict(book.rules, "the rules in the log")

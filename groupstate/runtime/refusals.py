@@ -94,12 +94,24 @@ def _stuck(controller: "Controller", size: int) -> SampleError | None:
     if controller.streak >= bound:
         text = (
             f"{controller.streak} groups in a row were evicted and none became sampleable (bound {bound}): "
-            f"{_listed(controller.streak_reasons)}. "
-            "The tasks are all too easy or too hard, the reward is constant, or every session fails; "
+            f"{_listed(controller.streak_reasons)}. {_why_streak(controller)}; "
             "raise eviction_streak_max to go on longer"
         )
         return EvictionStreak(controller.streak, bound, controller.streak_reasons, text)
     return None
+
+
+def _why_streak(controller: "Controller") -> str:
+    """What is most likely behind a streak of evictions."""
+    reasons, failed = controller.streak_reasons, controller.last_failure
+    if failed is not None and (reasons["empty"] or reasons["failed"] or reasons["too_few"]):
+        who = f"session {failed.session} of group {failed.group_id!r}"
+        return f"The last session to fail was {who} ({failed.failure}): {failed.message}"
+    if reasons["custom"]:
+        return f"Selection {controller.rules.selection!r} drops whatever it is shown"
+    return (
+        "The tasks are all too easy or too hard, the reward is constant, or the weights move faster than sessions end"
+    )
 
 
 def _listed(reasons: Mapping[str, int]) -> str:

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from groupstate.core.rules import Rules, rules_from_dict, unknown_key
+from groupstate.core.rules import Rules, rules_from_dict
+from groupstate.core.typed_settings import unknown_key
 from groupstate.engines.port import SamplingParams
 from groupstate.errors import BadInput, BadSettings
 

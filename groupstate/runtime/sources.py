@@ -74,6 +74,19 @@ class ListSource:
     def seek(self, position: int) -> None:
         self.position = position
 
+    def by_dataset(self) -> "MixedSource":
+        """The same prompts, apart by their dataset: each in its order, with the passes and the shuffling of all."""
+        prompts: dict[str, list[Prompt]] = {}
+        for prompt in map(as_prompt, self._prompts):
+            prompts.setdefault(prompt.dataset, []).append(prompt)
+        return MixedSource(
+            {
+                dataset: ListSource(own, epochs=self._epochs, shuffle_seed=self._seed, name=f"{self.name}:{dataset}")
+                for dataset, own in prompts.items()
+            },
+            name=self.name,
+        )
+
     def _shuffled(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:
             order = list(range(len(self._prompts)))

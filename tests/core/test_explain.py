@@ -119,6 +119,21 @@ def test_what_is_in_flight_and_sampleable_is_not_missing() -> None:
     )
 
 
+def test_a_selection_that_takes_nothing_is_named_with_what_it_must_do() -> None:
+    story = play("submit a/1", "start a", "finish a acc=1", "sample 1", rules=Rules(selection="mine:pick"),
+                 selection=lambda book, rules, request: [])  # fmt: skip
+    found = explained(story)
+
+    assert found.blocked_by == "selection 'mine:pick' has taken none of the 1 sampleable groups"
+    assert found.unblocked_by[-1].startswith("selection 'mine:pick' must select 1, or drop what it will never take")
+
+
+def test_a_retry_that_is_due_is_told_with_what_failed() -> None:
+    story = play("submit a/2", "start a", "fail a.1 timeout retryable", "sample 1", rules=Rules(attempts_max=2))
+
+    assert "to begin [1]; session 1 failed (timeout): told so, attempt 2 is due" in str(explained(story))
+
+
 def test_a_group_at_the_lag_bound_is_named_with_what_must_happen() -> None:
     rules = Rules(on_stale="wait", lag_max=1, batch_size=1)
     story = play("submit old/1", "submit new/1", "start new", "finish new acc=1", "publish 1", "sample 1", rules=rules)
@@ -127,7 +142,7 @@ def test_a_group_at_the_lag_bound_is_named_with_what_must_happen() -> None:
     assert found.blocked_by == "group 'old' in flight has lag 1, the bound is 1"
     assert found.unblocked_by == (
         "sessions in flight must end (the rollout runs them); run.cancel(group) gives a group up",
-        "the group at the lag bound must end before anything is sampled (on_stale='wait')",
+        "group 'old' at the lag bound must end before anything is sampled (on_stale='wait')",
     )
 
 

@@ -42,9 +42,18 @@ def test_a_preset_is_rules_that_a_log_can_hold(rules: Rules) -> None:
 )
 def test_any_setting_can_be_changed_and_an_unknown_one_is_named(make: Any) -> None:
     assert make(4, stall_s=5.0).stall_s == 5.0
-    assert make(4, batch_size=6).batch_size == 6
-    with pytest.raises(BadSettings, match="Rules has no setting 'stall'; did you mean 'stall_s'"):
+    assert make(4, failure="refill", admission=Slots(n=2)).admission == Slots(n=2)
+    with pytest.raises(BadSettings, match=r"has no setting 'stall'; did you mean 'stall_s'"):
         make(4, stall=5.0)
+
+
+def test_a_parameter_that_is_misspelt_is_told_by_its_name() -> None:
+    with pytest.raises(
+        BadSettings, match=r"Rules.verl_async has no setting 'filter_group_metric'; did you mean 'filter_groups"
+    ):
+        Rules.verl_async(train_batch_size=4, filter_group_metric="acc")
+    with pytest.raises(BadSettings, match=r"on_stale is 'wiat'; it must be 'drop' or 'wait' \(did you mean 'wait'"):
+        Rules.verl_async(4, max_off_policy_strategy="wiat")  # type: ignore[arg-type]
 
 
 # verl, sync ------------------------------------------------------------------------------------------

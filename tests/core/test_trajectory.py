@@ -347,7 +347,7 @@ def test_without_a_payload_the_metrics_and_versions_come_back() -> None:
     record = ev.TrajectoryRecord(0, {"reward": 1.0}, 0, 3, (SPAN(0, 2, 7),), ((2, 3),))
 
     assert restored([record], None) == (
-        Trajectory(metrics={"reward": 1.0}, spans=(SPAN(0, 2, 7),), environment=((2, 3),)),
+        Trajectory(reward=1.0, metrics={"reward": 1.0}, spans=(SPAN(0, 2, 7),), environment=((2, 3),)),
     )
 
 

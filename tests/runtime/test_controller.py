@@ -4,6 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from groupstate.core import events as ev
+from groupstate.core.book import Book
+from groupstate.core.custom import Drop
+from groupstate.core.held import OpenRequest
 from groupstate.core.rules import Rules
 from groupstate.errors import EvictionStreak, NotEnoughGroups, RefillLimitExceeded
 from groupstate.testing.notation import play
@@ -215,3 +218,26 @@ def test_rules_that_can_never_fill_a_batch_are_told_at_once() -> None:
     assert isinstance(story.waiters[0].error, RefillLimitExceeded)
     assert "3 groups were submitted for this batch and generated_groups_max is 3" in str(story.waiters[0].error)
     assert story.book.totals["submitted"] == 3
+
+
+# A selection of one's own ----------------------------------------------------------------------------
+
+
+def test_a_selection_that_drops_everything_ends_in_a_streak_and_not_in_endless_generation() -> None:
+    def nothing_is_good(book: Book, rules: Rules, request: OpenRequest) -> list[Drop]:
+        return [Drop(group.group_id) for group in book.ready()]
+
+    story = play("sample 1", rules=Rules(eviction_streak_max=3), source=list("abcdefgh"), selection=nothing_is_good)
+    for name in "abc":
+        story.tell(f"start {name}", f"finish {name} acc=1")
+
+    assert isinstance(story.waiters[0].error, EvictionStreak)
+    assert "custom 3. Selection 'oldest_first' drops whatever it is shown" in str(story.waiters[0].error)
+    assert "e" not in story.book.groups
+
+
+def test_a_streak_of_failures_tells_the_last_of_them() -> None:
+    story = play("submit a/1", "submit b/1", "start a", "start b", "sample 1", "fail a", "fail b timeout",
+                 rules=Rules(eviction_streak_max=2), source=[])  # fmt: skip
+
+    assert "The last session to fail was session 0 of group 'b' (timeout): told so" in str(story.waiters[0].error)

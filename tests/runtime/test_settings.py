@@ -56,7 +56,7 @@ def test_an_empty_file_is_all_defaults(tmp_path):
     [
         ("[rulez]\nlag_max = 1", r"run\.toml has no setting 'rulez'; did you mean 'rules'\?"),
         ("[rules]\nlagmax = 1", r"\[rules\] has no setting 'lagmax'; did you mean 'lag_max'\?"),
-        ("[rules]\nlag_max = 'two'", r"\[rules\]: Expected"),
+        ("[rules]\nlag_max = 'two'", r"\[rules\]: lag_max is 'two'; it must be an integer"),
         ("rules = 3", r"rules is 3; it must be a table: \[rules\]"),
         ("[run]\ngroops = 1", r"\[run\] has no setting 'groops'; did you mean 'groups'\?"),
         ("[run]\ngroups = 'many'", r"\[run\]: Expected"),

@@ -258,3 +258,12 @@ def test_a_file_without_prompts_is_refused(tmp_path):
 
     with pytest.raises(BadInput, match="holds no prompts"):
         file_source(tmp_path / "p.jsonl")
+
+
+def test_prompts_that_are_all_at_hand_are_taken_apart_by_their_dataset() -> None:
+    prompts = [Prompt("a", "math"), Prompt("b", "code"), Prompt("c", "math")]
+    mixed = ListSource(prompts, epochs=2).by_dataset()
+    drawn = [mixed.draw_from("math") for _ in range(5)]
+
+    assert mixed.datasets == ("code",)
+    assert [prompt and prompt.content for prompt in drawn] == ["a", "c", "a", "c", None]

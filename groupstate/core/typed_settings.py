@@ -1,0 +1,111 @@
+"""Settings whose values have the types that they are declared with, or are refused with what would be right.
+
+Rule: checked where they are made, because they are written into logs: what can't be read back must not get there.
+"""
+
+import difflib
+import numbers
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union
+
+import msgspec
+from msgspec.structs import FieldInfo, fields, force_setattr
+
+from groupstate.errors import BadSettings
+
+WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "None"}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of settings. A table, as TOML has it, may stand for a value that has settings of its own."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            force_setattr(self, field.name, _typed(field, getattr(self, field.name)))
+
+
+def _typed(field: FieldInfo, value: Any) -> Any:
+    """
+    Raises:
+        BadSettings: the value is of another type.
+    """
+    kinds = _settings_of(field.type)
+    if kinds and isinstance(value, Mapping):
+        return _from_table(field.name, kinds, value)
+    if typing.get_origin(field.type) is dict and isinstance(value, Mapping):
+        (kind,) = _settings_of(typing.get_args(field.type)[1])
+        return {str(name): _part(f"{field.name}[{name!r}]", kind, own) for name, own in value.items()}
+    try:
+        return msgspec.convert(msgspec.to_builtins(_plain(value)), field.type)
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadSettings(_problem(field, value)) from error
+
+
+def _settings_of(kind: Any) -> list[type[Settings]]:
+    """The kinds of settings that a value may be."""
+    parts = typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return [part for part in parts if isinstance(part, type) and issubclass(part, Settings)]
+
+
+def _from_table(where: str, kinds: list[type[Settings]], table: Mapping[str, Any]) -> Settings:
+    """Settings from a table with their `kind`."""
+    by_name = {str(kind.__struct_config__.tag): kind for kind in kinds}
+    name = str(table.get("kind", ""))
+    if name not in by_name:
+        near = difflib.get_close_matches(name, by_name, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"kinds are {', '.join(map(repr, by_name))}"
+        raise BadSettings(f"{where} has kind {name!r}; {hint}" if name else f"{where} has no kind; {hint}")
+    return _part(where, by_name[name], {key: value for key, value in table.items() if key != "kind"})
+
+
+def _part(where: str, kind: type[Settings], value: Any) -> Settings:
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise BadSettings(f"{where} is {value!r}; it must be a {kind.__name__} or a table of its settings")
+    for key in value:
+        if key not in kind.__struct_fields__:
+            raise BadSettings(unknown_key(key, kind.__struct_fields__, where))
+    try:
+        return kind(**value)
+    except (BadSettings, TypeError) as error:
+        raise BadSettings(f"{where}: {error}") from error
+
+
+def unknown_key(key: str, known: Sequence[str], where: str) -> str:
+    """The text for a setting that there isn't, with the nearest that there is."""
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"{where} has no setting {key!r}; {hint}"
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and others as Python's own."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _problem(field: FieldInfo, value: Any) -> str:
+    allowed = _choices(field.type)
+    if allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return f"{field.name} is {value!r}; it must be {' or '.join(map(repr, allowed))}{hint}"
+    return f"{field.name} is {value!r}; it must be {' or '.join(_words(field.type))}"
+
+
+def _choices(kind: Any) -> list[str]:
+    """Values of a type that is a choice of strings."""
+    return list(typing.get_args(kind)) if typing.get_origin(kind) is Literal else []
+
+
+def _words(kind: Any) -> list[str]:
+    """A type in words, one for each kind of value."""
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return [word for part in typing.get_args(kind) for word in _words(part)]
+    if typing.get_origin(kind) is dict:
+        return [f"a mapping of names to {typing.get_args(kind)[1].__name__}"]
+    return [WORDS.get(kind, getattr(kind, "__name__", str(kind)))]
