@@ -5,7 +5,6 @@ Rule 2: refills come first: each takes the place that an evicted group gave back
 """
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,6 +16,10 @@ from groupstate.core.held import Credit, DatasetUse
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
 from groupstate.core.select import held_by_stale, in_flight_for, ready_for
+
+
+NO_LIMIT = 2**62
+"""More groups than any run has."""
 
 
 def draining(book: Book, rules: Rules) -> bool:
@@ -103,7 +106,7 @@ def short_of(book: Book, rules: Rules, wanted: int) -> int:
 def generation_left(book: Book, rules: Rules) -> int:
     """Groups that may yet be started for this batch; as many as there can be without a limit."""
     if rules.generated_groups_max is None:
-        return sys.maxsize
+        return NO_LIMIT
     return rules.generated_groups_max - book.window(TRAIN).submitted
 
 
