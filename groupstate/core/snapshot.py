@@ -52,6 +52,7 @@ class BookState(msgspec.Struct, kw_only=True):
     batches: list[OpenBatch] = []
     credits: list[Credit] = []
     marks: list[Mark] = []
+    mark_seqs: list[int] = []
     windows: dict[str, dict[str, Any]] = {}
     windows_out: dict[int, dict[str, Any]] = {}
     totals: dict[str, int] = {}
@@ -104,6 +105,7 @@ def capture(book: Book) -> Capture:
         batches=list(book.batches.values()),
         credits=list(book.credits),
         marks=list(book.marks),
+        mark_seqs=list(book.mark_seqs),
         windows={name: _flat(window) for name, window in book.windows.items()},
         windows_out={batch: _flat(window) for batch, window in book._windows_out.items()},
         totals=dict(book.totals),
@@ -151,6 +153,7 @@ def restore(taken: Capture) -> Book:
     book.requests = {request.request: request for request in state.requests}
     book.batches = {batch.batch: batch for batch in state.batches}
     book.credits = deque(state.credits)
+    book.mark_seqs.extend(state.mark_seqs)
     book.windows = {name: _window(fields) for name, fields in state.windows.items()}
     book._windows_out = {batch: _window(fields) for batch, fields in state.windows_out.items()}
     book.totals = Counter(state.totals)

@@ -17,7 +17,6 @@ from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
 from groupstate.core.select import held_by_stale, in_flight_for, ready_for
 
-
 NO_LIMIT = 2**62
 """More groups than any run has."""
 

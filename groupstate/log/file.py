@@ -247,9 +247,13 @@ class FileLog:
         self._keeper.take(Job(info, parts, limit))
 
     @property
-    def keeper_error(self) -> OSError | None:
-        """What went wrong with the last snapshot, or the retiring after it."""
-        return self._keeper.error
+    def on_snapshot(self) -> Callable[[int, OSError | None], None] | None:
+        """Called in a thread of the log's after each snapshot: (its seq, what went wrong with it or the retiring)."""
+        return self._keeper.on_done
+
+    @on_snapshot.setter
+    def on_snapshot(self, tell: Callable[[int, OSError | None], None] | None) -> None:
+        self._keeper.on_done = tell
 
     def read(self, start: int = 1, stop: int | None = None) -> Iterator[Record]:
         kept_seq, unkept = self._commit.unkept()

@@ -37,8 +37,6 @@ class Keeper:
         self._durable_seq = 0
         self._closing = False
         self._thread: threading.Thread | None = None
-        self.error: OSError | None = None
-        """What went wrong last; None once a snapshot was written after it."""
         self.on_done: Callable[[int, OSError | None], None] | None = None
         """Called in the keeper's thread after each snapshot: (its seq, what went wrong)."""
 
@@ -82,7 +80,6 @@ class Keeper:
             retire(self._disk, self._run, self._keep, job.limit)
         except OSError as failure:
             error = failure
-        self.error = error
         if self.on_done is not None:
             self.on_done(job.info.seq, error)
 

@@ -25,9 +25,11 @@ from groupstate.errors import BadInput, BadSettings, Unsupported
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
 from groupstate.log.port import Durability, EventLog
+from groupstate.log.retention import Keep, checked_keep
 from groupstate.log.rundir import RunDir
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller
+from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping
 from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
@@ -53,8 +55,10 @@ async def open_run(
     grace_s: float = 10.0,
     cancel_grace_s: float = 5.0,
     durability: Durability = "fsync",
+    keep_log: Keep = "all",
     take_over: bool = False,
     log: EventLog | None = None,
+    snapshot_events: int = EVENTS_PER_SNAPSHOT,
     seed: int = 0,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> AsyncIterator[Run]:
@@ -77,8 +81,11 @@ async def open_run(
         grace_s: seconds that sessions get to end when the run closes; then they start over on the next opening.
         cancel_grace_s: seconds that a cancelled session gets to end before it is given up as lost.
         durability: what acknowledged events survive: `fsync` the machine, `os` the process, `memory` nothing.
+        keep_log: what stays of the events on disk: `all` of them, all with old segments packed (`archive`), or, as a
+            number, those since so many checkpoints.
         take_over: take the run from a writer on another host, of whom nobody here can tell whether it lives.
         log: an event log to use instead of `path`.
+        snapshot_events: events between two snapshots, which make opening quick.
 
     Raises:
         LogInUse: another process writes this run.
@@ -94,7 +101,7 @@ async def open_run(
         _check_selection(selection)
         prompts = None if source is None else as_source(source)
         if event_log is None:
-            event_log = _open_log(path, durability, take_over)
+            event_log = _open_log(path, durability, keep_log, take_over)
         ledger, custom = _ledger(event_log, rules, selection, group_size, clock_ns)
         prompts = _sharable(ledger.rules, prompts)
         controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
@@ -104,6 +111,7 @@ async def open_run(
                 controller, session, engine=engine, params=params or SamplingParams(), cancel_grace_s=cancel_grace_s
             )
         run = Run(ledger, controller, rollout, engine, grace_s)
+        Keeping(ledger, keep_log, events=snapshot_events)
         _begin(run, event_log, weight_version, resume_at, seed)
     except BaseException:
         if event_log is not None:
@@ -152,7 +160,8 @@ def _check_settings(group_size: int, grace_s: float, cancel_grace_s: float) -> N
             raise BadSettings(f"{name} is {value}; it must be finite and at least 0")
 
 
-def _open_log(path: str | Path | None, durability: Durability, take_over: bool) -> EventLog:
+def _open_log(path: str | Path | None, durability: Durability, keep: Keep, take_over: bool) -> EventLog:
+    checked_keep(keep)
     if durability not in get_args(Durability):
         raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
     if path is None:
@@ -165,8 +174,8 @@ def _open_log(path: str | Path | None, durability: Durability, take_over: bool) 
             )
         return MemoryLog()
     if exists:
-        return FileLog.open(path, durability=durability, take_over=take_over)
-    return FileLog.create(path, durability=durability)
+        return FileLog.open(path, durability=durability, keep=keep, take_over=take_over)
+    return FileLog.create(path, durability=durability, keep=keep)
 
 
 def _check_selection(selection: CustomRule | None) -> None:
