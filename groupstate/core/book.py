@@ -56,6 +56,10 @@ class Book:
         """Training groups submitted and not evicted, by the weight version that they are made for; from the
         lowest version on that the run may come to (again)."""
         self.run_id = ""
+        self.started_at_ns = 0
+        self.openings = 0
+        self.library = ""
+        """The version that opened the run last."""
         self.rules: dict[str, Any] = {}
         self.weight_version = 0
         self.lineage = 1
@@ -222,6 +226,9 @@ class Book:
             "targets": sorted(self.targets.items()),
             "run": [
                 self.run_id,
+                self.started_at_ns,
+                self.openings,
+                self.library,
                 self.rules,
                 self.weight_version,
                 self.lineage,
@@ -477,12 +484,14 @@ class Book:
     # Run
 
     def _run_started(self, event: ev.RunStarted, seq: int, at_ns: int) -> None:
-        self.run_id = event.run_id
+        self.run_id, self.started_at_ns, self.openings, self.library = event.run_id, at_ns, 1, event.library
         self._in_force(event.rules, event.weight_version, event.lineage)
 
     def _recovered(self, event: ev.RunRecovered, seq: int, at_ns: int) -> None:
         self._in_force(event.rules, event.weight_version, event.lineage)
         self.closed = False
+        self.openings += 1
+        self.library = event.library
         # Who waited is gone with its process, and the source may hold more than it did.
         self.requests.clear()
         self.source_exhausted = False

@@ -35,6 +35,9 @@ class BookState(msgspec.Struct, kw_only=True):
 
     version: int = STATE_VERSION
     run_id: str = ""
+    started_at_ns: int = 0
+    openings: int = 0
+    library: str = ""
     rules: dict[str, Any] = {}
     weight_version: int = 0
     lineage: int = 1
@@ -88,6 +91,9 @@ def capture(book: Book) -> Capture:
     places = {group_id: place for place, group_id in enumerate(book.groups)}
     state = BookState(
         run_id=book.run_id,
+        started_at_ns=book.started_at_ns,
+        openings=book.openings,
+        library=book.library,
         rules=book.rules,
         weight_version=book.weight_version,
         lineage=book.lineage,
@@ -133,6 +139,9 @@ def restore(taken: Capture) -> Book:
     book.run_id = state.run_id
     book._in_force(state.rules, state.weight_version, state.lineage)
     for name in (
+        "started_at_ns",
+        "openings",
+        "library",
         "last_seq",
         "last_at_ns",
         "last_request",

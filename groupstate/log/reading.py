@@ -199,6 +199,33 @@ def first_event(path: str | os.PathLike[str], *, disk: Disk | None = None) -> in
     return next(iter(list_segments(disk, run)), 1)
 
 
+def snapshot_digests(path: str | os.PathLike[str], *, disk: Disk | None = None) -> dict[int, str]:
+    """The digest of the book in each snapshot that can be read, by its last event."""
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    read_run_info(disk, run)
+    books = ((seq, read_book(path, seq, disk=disk)) for seq in list_snapshots(disk, run))
+    return {seq: book.digest() for seq, book in books if book is not None and book.last_seq == seq}
+
+
+def beginning(path: str | os.PathLike[str], *, disk: Disk | None = None) -> tuple[Book | None, int]:
+    """Where a run's events begin: the book before the first that it still has, and its number. None and 1 where all are
+    there.
+
+    Raises:
+        CorruptLog: events are gone, and no snapshot that can be read says what they led to.
+    """
+    first = first_event(path, disk=disk)
+    if first == 1:
+        return None, 1
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    for seq in list_snapshots(disk, run):
+        if seq >= first - 1 and (book := read_book(path, seq, disk=disk)) is not None:
+            return book, book.last_seq + 1
+    raise CorruptLog(run.segment(first), 0, 1, "the events before it are gone, and no snapshot of them can be read")
+
+
 def read_book(path: str | os.PathLike[str], upto: int | None = None, *, disk: Disk | None = None) -> Book | None:
     """The book of the last snapshot that holds no event behind `upto`; None without one that can be read."""
     disk = OsDisk() if disk is None else disk
