@@ -181,6 +181,19 @@ class LostEvents(LogError):
         )
 
 
+class CompactedLog(LogError):
+    """Events that were asked for are gone: the run keeps only what came since its last checkpoints."""
+
+    def __init__(self, path: str, asked: int, first_seq: int) -> None:
+        self.path = path
+        self.asked = asked
+        self.first_seq = first_seq
+        super().__init__(
+            f"{path} has no event {asked} any more: it keeps events from {first_seq} on, and a snapshot of what was "
+            f"before. Start at event {first_seq}"
+        )
+
+
 class LogFailed(LogError):
     """A write or a flush failed. The log refuses everything from then on; open the run again."""
 

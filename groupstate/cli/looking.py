@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -13,13 +13,13 @@ import click
 from rich.text import Text
 
 from groupstate.cli.output import console, reader_has_gone, while_read, write, write_json, write_sections
-from groupstate.cli.runs import records_of
+from groupstate.cli.runs import beginning_of, nearest_book, records_of
 from groupstate.cli.sections import frontier_sections, overview_sections, story_sections
 from groupstate.core.events import Record
 from groupstate.core.frontier import frontier
-from groupstate.core.invariants import INVARIANTS, Checker
 from groupstate.errors import BadInput
 from groupstate.inspect.about import About
+from groupstate.inspect.checking import checked
 from groupstate.inspect.overview import overview
 from groupstate.inspect.story import story
 from groupstate.inspect.words import as_object, in_words, kind_named, kind_of, time_of
@@ -70,7 +70,7 @@ def log(
     """
     wanted = _wanted(group_id, kinds, first)
     # Which groups a committed batch holds is told where it was sampled, so --group reads from the beginning.
-    start = 1 if group_id else first
+    start = beginning_of(run)[1] if group_id else first
     write_one = _writer(as_json=as_json)
     with while_read():
         if follow:
@@ -182,7 +182,8 @@ def show(run: Path, seq: int | None, by_position: bool, as_json: bool) -> None:
     if by_position:
         _show_frontier(run, seq, as_json=as_json)
         return
-    seen = overview(records_of(run, 1, None if seq is None else seq + 1), seq)
+    base, start = nearest_book(run, seq)
+    seen = overview(records_of(run, start, None if seq is None else seq + 1), seq, base)
     with while_read():
         if as_json:
             write_json(seen)
@@ -217,7 +218,10 @@ def why(run: Path, group: str, as_json: bool) -> None:
       groupstate why runs/demo g17
       groupstate why runs/demo g17 --json
     """
-    told = story(records_of(run), group)
+    base, start = beginning_of(run)
+    told = story(records_of(run, start), group, base)
+    if start > 1:
+        click.echo(f"events before {start} are gone: what happened up to then isn't told", err=True)
     with while_read():
         if as_json:
             write_json(told)
@@ -243,28 +247,21 @@ def check(ctx: click.Context, run: Path, as_json: bool) -> None:
       groupstate check runs/demo
       groupstate check runs/demo --json
     """
-    checker = Checker()
-    count = 0
-    for record in _some(records_of(run), run):
-        checker.feed(record)
-        count += 1
-    found = checker.finish()
+    seen = checked(_some(run))
     with while_read():
         if as_json:
-            places = [{"invariant": v.invariant, "seq": v.seq, "group_id": v.group_id, "text": v.text} for v in found]
-            write_json({"events": count, "invariants": len(INVARIANTS), "violations": places})
-        elif found:
-            for violation in found:
+            write_json(seen)
+        elif seen.violations:
+            for violation in seen.violations:
                 write(str(violation))
         else:
-            write(f"{count} events, {len(INVARIANTS)} invariants: nothing is wrong")
-    ctx.exit(1 if found else 0)
+            write(seen.verdict)
+    ctx.exit(1 if seen.violations else 0)
 
 
-def _some(records: Iterator[Record], run: Path) -> Iterator[Record]:
-    """The records, of which there must be one."""
-    first = next(records, None)
-    if first is None:
+def _some(run: Path) -> Path:
+    """The run, which must have an event."""
+    base, start = beginning_of(run)
+    if base is None and next(records_of(run, start), None) is None:
         raise BadInput(f"{run} has no event yet, so there is nothing to check")
-    yield first
-    yield from records
+    return run

@@ -4,9 +4,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.errors import NotARun
-from groupstate.log.reading import read_log
+from groupstate.log.reading import beginning, read_book, read_log
 from groupstate.log.rundir import MARKER
 
 DEPTH_MAX = 3
@@ -29,6 +30,24 @@ def records_of(run: Path, first: int = 1, stop: int | None = None) -> Iterator[R
         if not found or "holds runs" in str(error):
             raise
         raise NotARun(f"{error}. Runs beneath it: {', '.join(map(str, found))}") from error
+
+
+def beginning_of(run: Path) -> tuple[Book | None, int]:
+    """The book before the first event that a run still has, and that event's number; None and 1 where all are there.
+
+    Raises:
+        NotARun, CorruptLog: see `records_of`.
+    """
+    records_of(run)  # for its error, where this is no run
+    return beginning(run)
+
+
+def nearest_book(run: Path, seq: int | None) -> tuple[Book | None, int]:
+    """A book to go on from to event `seq`, and the number of the event behind it: of the nearest snapshot, so that no
+    more than what follows it is replayed."""
+    records_of(run)
+    book = read_book(run, seq)
+    return (None, 1) if book is None else (book, book.last_seq + 1)
 
 
 def runs_beneath(path: Path) -> list[Path]:

@@ -25,6 +25,9 @@ from groupstate.errors import BadMark, DuplicateGroup, UnknownBatch, UnknownGrou
 DEPARTED_IDS_MAX = 1_000_000
 """Ids of groups that have left, kept to refuse their reuse and to fence their late results (about 0.15 GB)."""
 
+MARKS_REMEMBERED = 100
+"""Marks of which the place is known, to keep the events since one of them."""
+
 MARKS_KEPT = 2
 """Checkpoint marks that a run can go back to; committed groups newer than the older one are kept aside."""
 
@@ -42,6 +45,8 @@ class Book:
         self.batches: dict[int, OpenBatch] = {}
         self.credits: deque[Credit] = deque()
         self.marks: list[Mark] = []
+        self.mark_seqs: deque[int] = deque(maxlen=MARKS_REMEMBERED)
+        """Events of the last marks, those that can't be gone back to any more included."""
         self.windows: dict[ev.Partition, Window] = {}
         self.totals: Counter[str] = Counter()
         self.datasets: dict[str, Counter[str]] = {}
@@ -51,6 +56,10 @@ class Book:
         """Training groups submitted and not evicted, by the weight version that they are made for; from the
         lowest version on that the run may come to (again)."""
         self.run_id = ""
+        self.started_at_ns = 0
+        self.openings = 0
+        self.library = ""
+        """The version that opened the run last."""
         self.rules: dict[str, Any] = {}
         self.weight_version = 0
         self.lineage = 1
@@ -211,6 +220,7 @@ class Book:
             "batches": [attrs.astuple(batch) for batch in self.batches.values()],
             "credits": [attrs.astuple(credit) for credit in self.credits],
             "marks": [attrs.astuple(mark) for mark in self.marks],
+            "mark_seqs": list(self.mark_seqs),
             "windows": {name: attrs.asdict(window) for name, window in sorted(self.windows.items())},
             "totals": dict(sorted(self.totals.items())),
             "datasets": {name: dict(sorted(c.items())) for name, c in sorted(self.datasets.items())},
@@ -218,6 +228,9 @@ class Book:
             "targets": sorted(self.targets.items()),
             "run": [
                 self.run_id,
+                self.started_at_ns,
+                self.openings,
+                self.library,
                 self.rules,
                 self.weight_version,
                 self.lineage,
@@ -474,12 +487,14 @@ class Book:
     # Run
 
     def _run_started(self, event: ev.RunStarted, seq: int, at_ns: int) -> None:
-        self.run_id = event.run_id
+        self.run_id, self.started_at_ns, self.openings, self.library = event.run_id, at_ns, 1, event.library
         self._in_force(event.rules, event.weight_version, event.lineage)
 
     def _recovered(self, event: ev.RunRecovered, seq: int, at_ns: int) -> None:
         self._in_force(event.rules, event.weight_version, event.lineage)
         self.closed = False
+        self.openings += 1
+        self.library = event.library
         # Who waited is gone with its process, and the source may hold more than it did.
         self.requests.clear()
         self.source_exhausted = False
@@ -531,6 +546,7 @@ class Book:
         self.last_mark = event.mark
         self.marks.append(Mark(event.mark, seq, event.weight_version, event.lineage, event.name))
         del self.marks[:-MARKS_KEPT]
+        self.mark_seqs.append(seq)
         while self._committed_at and self._committed_at[0][0] <= self.marks[0].seq:
             self.released += self.aside.pop(self._committed_at.popleft()[1]).payloads()
 
@@ -538,6 +554,8 @@ class Book:
         _check_rewound(self, event)
         self._at_version(event.weight_version, event.lineage)
         self.marks = [mark for mark in self.marks if mark.seq <= event.mark_seq]
+        while self.mark_seqs and self.mark_seqs[-1] > event.mark_seq:
+            self.mark_seqs.pop()
         for group in list(self.groups.values()):
             capped = _capped(group, event.weight_version)
             if capped is not group:

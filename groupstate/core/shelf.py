@@ -3,7 +3,7 @@
 Rule: adding or removing a group costs the same however many there are, up to a logarithm.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sortedcontainers import SortedList
 
@@ -24,6 +24,16 @@ class Aging:
     def __init__(self, classes: frozenset[str] = frozenset()) -> None:
         self._classes = classes
         self._lists: dict[str, SortedList[OrderKey]] = {}
+
+    @classmethod
+    def of_all(cls, classes: frozenset[str], groups: Iterable[Group]) -> "Aging":
+        """The index over these groups, built at once."""
+        made = cls(classes)
+        keys: dict[str, list[OrderKey]] = {}
+        for group in groups:
+            keys.setdefault(made.of(group), []).append(_age_key(group))
+        made._lists = {name: SortedList(found) for name, found in keys.items()}
+        return made
 
     def __len__(self) -> int:
         return sum(map(len, self._lists.values()))
@@ -58,6 +68,7 @@ class Shelf:
     """Indexes over the live groups of one partition."""
 
     def __init__(self, classes: frozenset[str] = frozenset()) -> None:
+        self._classes = classes
         self.phases: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
         self.ready: SortedList[OrderKey] = SortedList()
         """In the order of sampling: by the version that the basis names."""
@@ -83,14 +94,22 @@ class Shelf:
             if group.kept_lag is None:
                 self.aging.remove(group)
 
+    def fill(self, phases: Mapping[Phase, Sequence[Group]]) -> None:
+        """Take in all groups of an empty shelf at once, each phase in the order in which they came to it."""
+        ready = []
+        for phase, groups in phases.items():
+            self.phases[phase] = {group.group_id: None for group in groups}
+            ready += [_order_key(group) for group in groups if phase in TERMINAL and has_rows(group)]
+        self.ready = SortedList(ready)
+        self.classify(self._classes, (group for groups in phases.values() for group in groups))
+
     def classify(self, classes: frozenset[str], groups: Iterable[Group]) -> None:
         """Other datasets have bounds of their own from now on."""
-        self.aging, self.in_flight = Aging(classes), Aging(classes)
-        for group in groups:
-            if group.phase in IN_FLIGHT:
-                self.in_flight.add(group)
-            elif group.phase in TERMINAL and has_rows(group) and group.kept_lag is None:
-                self.aging.add(group)
+        self._classes = classes
+        every = list(groups)
+        self.in_flight = Aging.of_all(classes, (group for group in every if group.phase in IN_FLIGHT))
+        aging = (g for g in every if g.phase in TERMINAL and has_rows(g) and g.kept_lag is None)
+        self.aging = Aging.of_all(classes, aging)
 
     def ready_at(self, version: int) -> Iterator[str]:
         return (key[2] for key in self.ready.irange((version,), (version + 1,)))

@@ -11,8 +11,7 @@ from groupstate.core.explain import Explanation, explain
 from groupstate.core.held import Credit, Mark, OpenBatch, Window
 from groupstate.core.phases import Phase
 from groupstate.core.rules import Rules, rules_from_dict
-from groupstate.errors import BadInput
-from groupstate.inspect.replay import applied
+from groupstate.inspect.replay import book_at
 
 LIVE = (Phase.PENDING, Phase.RUNNING, Phase.FINISHED, Phase.FAILURE, Phase.SAMPLED)
 
@@ -70,27 +69,20 @@ class Overview:
     datasets: dict[str, dict[str, int]]
 
 
-def overview(records: Iterable[ev.Record], seq: int | None = None) -> Overview:
+def overview(records: Iterable[ev.Record], seq: int | None = None, base: Book | None = None) -> Overview:
     """The run after event `seq`; None for the end of the log.
+
+    Args:
+        base: the book before the first of the records; None where they are all that there were.
 
     Raises:
         BadInput: the log has no such event.
         LogError: the log isn't one that a run wrote.
     """
-    book, started_at_ns, openings, library = Book(), 0, 0, ""
-    for record in records:
-        if seq is not None and record.seq > seq:
-            break
-        applied(book, record)
-        started_at_ns = started_at_ns or record.at_ns
-        if isinstance(record.event, ev.RunStarted | ev.RunRecovered):
-            openings += 1
-            library = record.event.library
-    if seq is not None and not 1 <= seq <= book.last_seq:
-        raise BadInput(f"there is no event {seq}: the log has events 1 to {book.last_seq}")
+    book = book_at(records, seq, base)
     rules = rules_from_dict(book.rules)
     return Overview(
-        header=_header(book, rules, started_at_ns, openings, library),
+        header=_header(book, rules),
         partitions=tuple(_counts(book, partition) for partition in book.partitions()),
         totals=dict(sorted(book.totals.items())),
         waits=tuple(_explained(book, rules, partition) for partition in book.partitions()),
@@ -106,15 +98,15 @@ def overview(records: Iterable[ev.Record], seq: int | None = None) -> Overview:
     )
 
 
-def _header(book: Book, rules: Rules, started_at_ns: int, openings: int, library: str) -> Header:
+def _header(book: Book, rules: Rules) -> Header:
     defaults = Rules().to_dict()
     return Header(
         run_id=book.run_id,
-        library=library,
+        library=book.library,
         seq=book.last_seq,
-        started_at_ns=started_at_ns,
+        started_at_ns=book.started_at_ns,
         at_ns=book.last_at_ns,
-        openings=openings,
+        openings=book.openings,
         closed=book.closed,
         weight_version=book.weight_version,
         lineage=book.lineage,

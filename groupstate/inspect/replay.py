@@ -26,25 +26,31 @@ def applied(book: Book, record: Record) -> Book:
     return book
 
 
-def books(records: Iterable[Record]) -> Iterator[tuple[Record, Book]]:
+def books(records: Iterable[Record], base: Book | None = None) -> Iterator[tuple[Record, Book]]:
     """Each record with the book after it. It is one book, changed on the way: look, and go on.
+
+    Args:
+        base: the book before the first of the records; None where they are all that there were.
 
     Raises:
         LogError: see `applied`.
     """
-    book = Book()
+    book = Book() if base is None else base
     for record in records:
         yield record, applied(book, record)
 
 
-def book_at(records: Iterable[Record], seq: int | None = None) -> Book:
+def book_at(records: Iterable[Record], seq: int | None = None, base: Book | None = None) -> Book:
     """The book after event `seq`; None for the end.
+
+    Args:
+        base: the book before the first of the records; None where they are all that there were.
 
     Raises:
         BadInput: the log has no such event.
         LogError: see `applied`.
     """
-    book = Book()
+    book = Book() if base is None else base
     for record in records:
         if seq is not None and record.seq > seq:
             break

@@ -11,7 +11,7 @@ from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.group import Group, Session
 from groupstate.core.phases import Phase
-from groupstate.core.rules import Rules, rules_from_dict
+from groupstate.core.rules import rules_from_dict
 from groupstate.errors import UnknownGroup
 from groupstate.inspect.near import near
 from groupstate.inspect.replay import applied
@@ -44,15 +44,18 @@ class Story:
     steps: tuple[Step, ...]
 
 
-def story(records: Iterable[ev.Record], group_id: str) -> Story:
+def story(records: Iterable[ev.Record], group_id: str, base: Book | None = None) -> Story:
     """Tell the life of a group.
+
+    Args:
+        base: the book before the first of the records; None where they are all that there were.
 
     Raises:
         UnknownGroup: the log never submitted it; the text names ids that are near.
         LogError: the log isn't one that a run wrote.
     """
-    teller = _Teller(group_id)
-    known: dict[str, None] = {}
+    teller = _Teller(group_id, Book() if base is None else base)
+    known: dict[str, None] = dict.fromkeys([*teller.book.departed, *teller.book.groups])
     for record in records:
         if isinstance(record.event, ev.GroupSubmitted):
             known[record.event.group_id] = None
@@ -69,17 +72,17 @@ def _examples(known: Mapping[str, None]) -> str:
 
 
 class _Teller:
-    def __init__(self, group_id: str) -> None:
+    def __init__(self, group_id: str, book: Book) -> None:
         self.group_id = group_id
-        self.book = Book()
-        self.rules = Rules()
+        self.book = book
+        self.rules = rules_from_dict(book.rules)
         self.steps: list[Step] = []
-        self.last: Group | None = None
+        self.last: Group | None = book.groups.get(group_id)
         """The group as it last was in the book."""
         self.submitted_at_ns = 0
         self.held_up_by = ""
         self.batches: set[int] = set()
-        self.left: Phase | None = None
+        self.left: Phase | None = book.departed.get(group_id)
         """How it left the book."""
 
     def take(self, record: ev.Record) -> None:

@@ -23,14 +23,17 @@ from groupstate.log.commit import Entry, GroupCommit
 from groupstate.log.disk import Disk, OsDisk, make_file
 from groupstate.log.frames import FRAME_BYTES_MAX, checksum_seed
 from groupstate.log.head import HeadWriter, Watermark
+from groupstate.log.keeper import Job, Keeper
 from groupstate.log.lock import Lock
 from groupstate.log.payload_files import PAYLOAD_FILE_BYTES, PayloadWriter
 from groupstate.log.payloads import FilePayloads
 from groupstate.log.process import boot_id
 from groupstate.log.reading import Cursor
 from groupstate.log.recovery import Findings, carry_out, examine
+from groupstate.log.retention import Keep, checked_keep, expect_readers
 from groupstate.log.rundir import RunDir, RunInfo, parse_log_id, read_run_info, write_run_info
 from groupstate.log.segments import SEGMENT_BYTES, SegmentWriter, list_segments
+from groupstate.log.snapshots import Parts, SnapshotInfo
 from groupstate.log.space import Space, with_quota
 
 FileDurability: TypeAlias = Literal["fsync", "os"]
@@ -47,6 +50,7 @@ class _Options:
     segment_bytes: int
     payload_file_bytes: int
     now_ns: Callable[[], int]
+    keep: Keep = "all"
 
     def __attrs_post_init__(self) -> None:
         if self.durability not in ("fsync", "os"):
@@ -89,6 +93,12 @@ class FileLog:
         """Bytes of an interrupted commit that were cut when the log was opened."""
         self.recovered_seq = findings.last_seq
         """The last event that was there when the log was opened."""
+        self.snapshot = findings.snapshot
+        """The newest snapshot that was there when the log was opened, for whoever folds the log into a book."""
+        self._keeper = Keeper(disk, run, info.log_id, options.keep, inline=options.inline)
+        self._keeper.advance(findings.last_seq)
+        if isinstance(options.keep, int):
+            expect_readers(disk, run)
         self._segments = SegmentWriter(
             disk, run, info.log_id, findings.last, segment_bytes=options.segment_bytes, sync=sync
         )
@@ -122,6 +132,7 @@ class FileLog:
         payload_file_bytes: int = PAYLOAD_FILE_BYTES,
         disk_bytes_max: int | None = None,
         disk_free_min_bytes: int | None = None,
+        keep: Keep = "all",
         disk: Disk | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> "FileLog":
@@ -136,6 +147,8 @@ class FileLog:
             payload_file_bytes: the same for payload files.
             disk_bytes_max: what the run directory should take at most; `space` says when it takes more.
             disk_free_min_bytes: what the file system should have left at least.
+            keep: what stays of the log: `all` of it, all of it with old segments packed (`archive`), or what came since
+                so many checkpoints.
             disk: where the files are; the real disk by default.
             now_ns: the wall clock.
 
@@ -145,7 +158,7 @@ class FileLog:
         """
         run = RunDir.at(path)
         disk, space = with_quota(OsDisk() if disk is None else disk, run.path, disk_bytes_max, disk_free_min_bytes)
-        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns)
+        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns, checked_keep(keep))
         info = RunInfo(parse_log_id(log_id), now_ns())
         _refuse_existing(disk, run)
         with ExitStack() as undo, _log_errors(f"{run.path} can't be made a run"):
@@ -172,6 +185,7 @@ class FileLog:
         inline: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
         payload_file_bytes: int = PAYLOAD_FILE_BYTES,
+        keep: Keep = "all",
         take_over: bool = False,
         disk_bytes_max: int | None = None,
         disk_free_min_bytes: int | None = None,
@@ -195,7 +209,7 @@ class FileLog:
         """
         run = RunDir.at(path)
         disk, space = with_quota(OsDisk() if disk is None else disk, run.path, disk_bytes_max, disk_free_min_bytes)
-        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns)
+        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns, checked_keep(keep))
         info = read_run_info(disk, run)
         with ExitStack() as undo, _log_errors(f"{run.path} can't be opened"):
             lock = Lock.acquire(disk, run.lock, now_ns=now_ns(), take_over=take_over)
@@ -236,6 +250,24 @@ class FileLog:
     async def durable(self, seq: int) -> None:
         await self._commit.wait(seq)
 
+    def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int) -> None:
+        """Write a snapshot once its events are durable, and then retire what `keep` lets go of.
+
+        Args:
+            parts: taken one by one in a thread of the log's own.
+            limit: the last event that isn't needed for going back to a checkpoint.
+        """
+        self._keeper.take(Job(info, parts, limit))
+
+    @property
+    def on_snapshot(self) -> Callable[[int, OSError | None], None] | None:
+        """Called in a thread of the log's after each snapshot: (its seq, what went wrong with it or the retiring)."""
+        return self._keeper.on_done
+
+    @on_snapshot.setter
+    def on_snapshot(self, tell: Callable[[int, OSError | None], None] | None) -> None:
+        self._keeper.on_done = tell
+
     def read(self, start: int = 1, stop: int | None = None) -> Iterator[Record]:
         kept_seq, unkept = self._commit.unkept()
         cursor = Cursor(self._disk, self._run, self._info.log_id, start)
@@ -272,6 +304,7 @@ class FileLog:
             first_seq = self.durable_seq + 1
             self._segments.append([entry.items for entry in entries], count, first_seq, now_ns)
             self._head.write(first_seq + count - 1)
+            self._keeper.advance(first_seq + count - 1)
         self.payloads.drop([key for entry in entries for key in entry.freed])
         if self.space is not None:
             self.space.check(now_ns)
@@ -282,6 +315,7 @@ class FileLog:
         return self.payloads.rewrite(now_ns)
 
     def _release(self) -> None:
+        self._keeper.close()
         for part in (self._segments, self._payload_writer, self._head):
             try:
                 part.close()

@@ -9,6 +9,7 @@ from groupstate.core.events import Record
 from groupstate.errors import CorruptLog, LostEvents
 from groupstate.log.disk import Disk, OsDisk
 from groupstate.log.reading import Cursor, durable_seq
+from groupstate.log.retention import claim, reading
 from groupstate.log.rundir import RunDir, read_run_info
 
 POLL_S = 0.05
@@ -43,16 +44,21 @@ async def follow(
     log_id = read_run_info(disk, run).log_id
     cursor = Cursor(disk, run, log_id, start)
     late_polls = 0
-    while True:
-        try:
-            for records in cursor.read(durable_seq(disk, run, log_id) or 0):
-                late_polls = 0
-                yield records
-        except (CorruptLog, LostEvents):
-            late_polls += 1
-            if late_polls > LATE_POLLS_MAX:
-                raise
-        if late_polls == 0 and stop_when is not None and stop_when():
-            return
-        # The files belong to another process, which can't wake this one, so here polling is right.
-        await anyio.sleep(poll_s)
+    with reading(disk, run, start) as claimed:
+        segment: int | None = None
+        while True:
+            try:
+                for records in cursor.read(durable_seq(disk, run, log_id) or 0):
+                    late_polls = 0
+                    yield records
+            except (CorruptLog, LostEvents):
+                late_polls += 1
+                if late_polls > LATE_POLLS_MAX:
+                    raise
+            if late_polls == 0 and stop_when is not None and stop_when():
+                return
+            if claimed and cursor.segment != segment and cursor.segment is not None:
+                segment = cursor.segment
+                claim(disk, claimed, segment)
+            # The files belong to another process, which can't wake this one, so here polling is right.
+            await anyio.sleep(poll_s)

@@ -9,15 +9,22 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NoReturn
 
+import msgspec
+
+from groupstate.core.book import Book
 from groupstate.core.events import Record
-from groupstate.errors import CorruptLog, LostEvents
+from groupstate.core.snapshot import decoded, restore
+from groupstate.errors import CompactedLog, CorruptLog, LostEvents
+from groupstate.log.archive import read_segment
 from groupstate.log.codec import decode
 from groupstate.log.disk import Disk, OsDisk, read_all
 from groupstate.log.frames import HEADER_BYTES, Frame, checksum_seed, walk
 from groupstate.log.head import read_head
 from groupstate.log.recovery import REPAIR_ADVICE, check_header, check_torn
+from groupstate.log.retention import reading
 from groupstate.log.rundir import RunDir, read_run_info
 from groupstate.log.segments import list_segments
+from groupstate.log.snapshots import list_snapshots, newest_snapshot
 
 
 class Cursor:
@@ -35,6 +42,11 @@ class Cursor:
         self._offset = 0
         self._next_seq = 0
         """Number of the frame at the offset; below `_start` until the first event wanted was found."""
+
+    @property
+    def segment(self) -> int | None:
+        """First seq of the segment that the place is in; None before anything was read."""
+        return self._segment
 
     def read(self, limit: int | None) -> Iterator[list[Record]]:
         """Records up to and including `limit`, in lists of one commit each; None for all there are.
@@ -60,11 +72,17 @@ class Cursor:
                 return False
             found = bisect_right(first_seqs, self._start) - 1
             if found < 0:
-                self._raise_missing_before(first_seqs[0], 1)
+                self._raise_gone(first_seqs[0])
             self._move_to(first_seqs[found])
         elif self._next_seq > self._segment and self._next_seq in first_seqs:
             self._move_to(self._next_seq)
         return True
+
+    def _raise_gone(self, first_seq: int) -> NoReturn:
+        """The event to start at lies before all segments."""
+        if any(seq >= first_seq - 1 for seq in list_snapshots(self._disk, self._run)):
+            raise CompactedLog(self._run.log, self._start, first_seq)
+        self._raise_missing_before(first_seq, 1)
 
     def _raise_missing_before(self, first_seq: int, expected: int) -> NoReturn:
         what = f"it starts with event {first_seq}, so a segment before it is missing"
@@ -78,7 +96,10 @@ class Cursor:
     def _read_segment(self, limit: int | None) -> Iterator[list[Record]]:
         assert self._segment is not None
         path = self._run.segment(self._segment)
-        data = memoryview(self._rest_of(path))
+        try:
+            data = memoryview(self._rest_of(path))
+        except FileNotFoundError:
+            data = memoryview(self._rest_of_archive(path))
         base = self._offset
         if base == 0:
             check_header(path, bytes(data[:HEADER_BYTES]), self._log_id, self._segment)
@@ -98,6 +119,17 @@ class Cursor:
             return read_all(self._disk, fd, self._disk.size(fd) - self._offset, self._offset)
         finally:
             self._disk.close(fd)
+
+    def _rest_of_archive(self, path: str) -> bytes:
+        """The same of a segment that was packed, or removed, since it was listed."""
+        assert self._segment is not None
+        try:
+            return read_segment(self._disk, self._run, self._segment)[self._offset :]
+        except FileNotFoundError:
+            first_seqs = list_segments(self._disk, self._run)
+            if first_seqs and first_seqs[0] > self._segment:
+                raise CompactedLog(self._run.log, max(self._next_seq, self._start), first_seqs[0]) from None
+            raise CorruptLog(path, 0, self._segment, "the segment is missing", REPAIR_ADVICE) from None
 
     def _check_end(self, path: str, data: memoryview, base: int, limit: int | None) -> None:
         """No good frame follows in this segment. Is that right?"""
@@ -150,9 +182,61 @@ def read_log(
     limit = durable_seq(disk, run, log_id)
     if stop is not None:
         limit = stop - 1 if limit is None else min(limit, stop - 1)
-    return _records(Cursor(disk, run, log_id, start), limit)
+    return _records(disk, run, Cursor(disk, run, log_id, start), start, limit)
 
 
-def _records(cursor: Cursor, limit: int | None) -> Iterator[Record]:
-    for records in cursor.read(limit):
-        yield from records
+def _records(disk: Disk, run: RunDir, cursor: Cursor, start: int, limit: int | None) -> Iterator[Record]:
+    with reading(disk, run, start):
+        for records in cursor.read(limit):
+            yield from records
+
+
+def first_event(path: str | os.PathLike[str], *, disk: Disk | None = None) -> int:
+    """The first event that a run still has: 1, but for a run that keeps only what came since its last checkpoints."""
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    read_run_info(disk, run)
+    return next(iter(list_segments(disk, run)), 1)
+
+
+def snapshot_digests(path: str | os.PathLike[str], *, disk: Disk | None = None) -> dict[int, str]:
+    """The digest of the book in each snapshot that can be read, by its last event."""
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    read_run_info(disk, run)
+    books = ((seq, read_book(path, seq, disk=disk)) for seq in list_snapshots(disk, run))
+    return {seq: book.digest() for seq, book in books if book is not None and book.last_seq == seq}
+
+
+def beginning(path: str | os.PathLike[str], *, disk: Disk | None = None) -> tuple[Book | None, int]:
+    """Where a run's events begin: the book before the first that it still has, and its number. None and 1 where all are
+    there.
+
+    Raises:
+        CorruptLog: events are gone, and no snapshot that can be read says what they led to.
+    """
+    first = first_event(path, disk=disk)
+    if first == 1:
+        return None, 1
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    for seq in list_snapshots(disk, run):
+        if seq >= first - 1 and (book := read_book(path, seq, disk=disk)) is not None:
+            return book, book.last_seq + 1
+    raise CorruptLog(run.segment(first), 0, 1, "the events before it are gone, and no snapshot of them can be read")
+
+
+def read_book(path: str | os.PathLike[str], upto: int | None = None, *, disk: Disk | None = None) -> Book | None:
+    """The book of the last snapshot that holds no event behind `upto`; None without one that can be read."""
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    log_id = read_run_info(disk, run).log_id
+    limit = durable_seq(disk, run, log_id)
+    if upto is not None:
+        limit = upto if limit is None else min(limit, upto)
+    while (found := newest_snapshot(disk, run, log_id, upto=limit)) is not None:
+        try:
+            return restore(decoded(found.parts()))
+        except (ValueError, msgspec.MsgspecError):
+            limit = found.info.seq - 1
+    return None

@@ -6,12 +6,14 @@ Rule 3: a log that ends below its durable watermark has lost acknowledged events
 """
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable
 
 import attrs
 
 from groupstate.errors import CorruptLog, LostEvents
-from groupstate.log.disk import Disk, read_file
+from groupstate.log.archive import read_segment
+from groupstate.log.disk import Disk
 from groupstate.log.frames import (
     FRAME_BYTES_MAX,
     HEADER_BYTES,
@@ -26,6 +28,8 @@ from groupstate.log.head import Watermark, read_head
 from groupstate.log.payload_files import list_payload_files, payload_path
 from groupstate.log.rundir import RunDir
 from groupstate.log.segments import SegmentEnd, is_leftover, list_segments
+from groupstate.log.snapshots import Snapshot, newest_snapshot, snapshot_path
+from groupstate.log.snapshots import is_leftover as is_snapshot_leftover
 
 REPAIR_ADVICE = (
     "Nothing was changed. `groupstate repair RUN` says what is still good, and writes a new run up to an event you "
@@ -44,10 +48,14 @@ class Findings:
     """Bytes of an interrupted commit behind the last good frame."""
     leftovers: tuple[str, ...] = ()
     """Files to remove."""
+    snapshot: Snapshot | None = None
+    """The newest good one."""
 
 
 def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int) -> Findings:
-    """Read every frame of the log and judge it.
+    """Read every frame of the log behind the newest snapshot, all without one, and judge it.
+
+    What lies before the snapshot's segment isn't read: `groupstate check` does that.
 
     Raises:
         CorruptLog: damage that isn't a torn tail.
@@ -56,11 +64,18 @@ def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int) -> Findings:
     """
     mark = read_head(disk, run.head, checksum_seed(log_id))
     names = disk.listdir(run.log)
-    leftovers = tuple(os.path.join(run.log, name) for name in names if is_leftover(name))
-    findings = attrs.evolve(_examine_segments(disk, run, log_id), leftovers=leftovers)
-    if mark is not None and findings.last_seq < mark.durable_seq and not _may_be_lost(mark, boot_crc):
-        raise LostEvents(run.log, findings.last_seq + 1, mark.durable_seq)
-    return findings
+    leftovers = [os.path.join(run.log, name) for name in names if is_leftover(name) or is_snapshot_leftover(name)]
+    snapshot = newest_snapshot(disk, run, log_id)
+    findings = _examine_segments(disk, run, log_id, snapshot.info.seq if snapshot else 0)
+    excused = mark is not None and _may_be_lost(mark, boot_crc)
+    promised = max(mark.durable_seq if mark is not None else 0, snapshot.info.seq if snapshot else 0)
+    if findings.last_seq < promised and not excused:
+        raise LostEvents(run.log, findings.last_seq + 1, promised)
+    while snapshot is not None and snapshot.info.seq > findings.last_seq:
+        # It holds events that went with the machine, as `durability="os"` allows.
+        leftovers.append(snapshot_path(run, snapshot.info.seq))
+        snapshot = newest_snapshot(disk, run, log_id, upto=snapshot.info.seq - 1)
+    return attrs.evolve(findings, leftovers=tuple(leftovers), snapshot=snapshot)
 
 
 def _may_be_lost(mark: Watermark, boot_crc: int) -> bool:
@@ -68,16 +83,21 @@ def _may_be_lost(mark: Watermark, boot_crc: int) -> bool:
     return not mark.flushed and mark.boot_crc != boot_crc
 
 
-def _examine_segments(disk: Disk, run: RunDir, log_id: bytes) -> Findings:
+def _examine_segments(disk: Disk, run: RunDir, log_id: bytes, known_seq: int) -> Findings:
+    """
+    Args:
+        known_seq: the last event of the newest snapshot; what lies in earlier segments was sealed before it.
+    """
     first_seqs = list_segments(disk, run)
-    findings = Findings(0, None)
-    for first_seq in first_seqs:
+    begin = max(0, bisect_right(first_seqs, known_seq) - 1)
+    findings = Findings(known_seq if not first_seqs else min(first_seqs[begin] - 1, known_seq), None)
+    for first_seq in first_seqs[begin:]:
         path = run.segment(first_seq)
         if first_seq != findings.last_seq + 1:
             missing = f"the next segment starts with event {first_seq}, so a segment before it is missing"
             raise CorruptLog(path, 0, findings.last_seq + 1, missing, REPAIR_ADVICE)
         last = first_seq == first_seqs[-1]
-        findings = _examine_segment(path, read_file(disk, path), log_id, first_seq, findings, last=last)
+        findings = _examine_segment(path, read_segment(disk, run, first_seq), log_id, first_seq, findings, last=last)
     return findings
 
 

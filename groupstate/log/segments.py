@@ -21,13 +21,18 @@ SEGMENT_BYTES = 64 << 20
 
 
 def list_segments(disk: Disk, run: RunDir) -> list[int]:
-    """First seqs of the segments, in order."""
+    """First seqs of the segments, archived ones included, in order."""
     try:
         names = disk.listdir(run.log)
     except FileNotFoundError as error:
         raise CorruptLog(run.log, 0, 0, "the directory with the events is missing") from error
-    stems = (name.removesuffix(SEGMENT_SUFFIX) for name in names if name.endswith(SEGMENT_SUFFIX))
-    return sorted(int(stem) for stem in stems if stem.isdecimal())
+    stems = (name.removesuffix(".gz").removesuffix(SEGMENT_SUFFIX) for name in names if _is_segment(name))
+    return sorted({int(stem) for stem in stems if stem.isdecimal()})
+
+
+def _is_segment(name: str) -> bool:
+    """A segment, packed or not."""
+    return name.endswith((SEGMENT_SUFFIX, SEGMENT_SUFFIX + ".gz"))
 
 
 @attrs.frozen
@@ -96,4 +101,4 @@ class SegmentWriter:
 
 def is_leftover(name: str) -> bool:
     """A segment whose making was interrupted."""
-    return name.endswith(SEGMENT_SUFFIX + ".tmp")
+    return name.endswith((SEGMENT_SUFFIX + ".tmp", SEGMENT_SUFFIX + ".gz.tmp"))

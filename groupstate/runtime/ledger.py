@@ -56,6 +56,8 @@ class Ledger:
         self.book = Book()
         self.observers: list[Observer] = []
         """Called after each record was applied; they take note and never record."""
+        self.after_step: Callable[[], None] = lambda: None
+        """Called once all that `record` wrote is applied."""
         self.settle: Callable[[], None] = lambda: None
         """Runs the rules; called once a step from outside is recorded."""
         self.endings: dict[str, Ending] = {}
@@ -88,6 +90,7 @@ class Ledger:
                 records.append(ev.Record(seq + 1, at_ns, terminal))
         self.log.post(records)
         self.apply(records)
+        self.after_step()
         return records[-1].seq
 
     def apply(self, records: Iterable[ev.Record]) -> None:

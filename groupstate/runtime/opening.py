@@ -26,9 +26,11 @@ from groupstate.errors import BadInput, BadSettings, Unsupported
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
 from groupstate.log.port import Durability, EventLog
+from groupstate.log.retention import Keep, checked_keep
 from groupstate.log.rundir import RunDir
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller
+from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping
 from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.recovery import CheckpointMark, OnRewind
 from groupstate.runtime.rollout import Rollout
@@ -61,8 +63,10 @@ async def open_run(
     durability: Durability = "fsync",
     disk_bytes_max: int | None = None,
     disk_free_min_bytes: int | None = None,
+    keep_log: Keep = "all",
     take_over: bool = False,
     log: EventLog | None = None,
+    snapshot_events: int = EVENTS_PER_SNAPSHOT,
     seed: int = 0,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> AsyncIterator[Run]:
@@ -92,8 +96,11 @@ async def open_run(
         durability: what acknowledged events survive: `fsync` the machine, `os` the process, `memory` nothing.
         disk_bytes_max: once the run directory takes more bytes, no prompts are drawn until it takes less.
         disk_free_min_bytes: the same once the file system has less left.
+        keep_log: what stays of the events on disk: `all` of them, all with old segments packed (`archive`), or, as a
+            number, those since so many checkpoints.
         take_over: take the run from a writer on another host, of whom nobody here can tell whether it lives.
         log: an event log to use instead of `path`.
+        snapshot_events: events between two snapshots, which make opening quick.
 
     Raises:
         LogInUse: another process writes this run.
@@ -111,7 +118,7 @@ async def open_run(
         signals = signals_named(close_on)
         prompts = None if source is None else as_source(source)
         if event_log is None:
-            event_log = _open_log(path, durability, take_over, disk_bytes_max, disk_free_min_bytes)
+            event_log = _open_log(path, durability, keep_log, take_over, disk_bytes_max, disk_free_min_bytes)
         elif (disk_bytes_max, disk_free_min_bytes) != (None, None):
             raise BadSettings(
                 "disk_bytes_max and disk_free_min_bytes are the log's; give them to the log that you made"
@@ -126,6 +133,7 @@ async def open_run(
                 controller, session, engine=engine, params=params or SamplingParams(), cancel_grace_s=cancel_grace_s
             )
         run = Run(ledger, controller, rollout, engine, grace_s)
+        Keeping(ledger, keep_log, events=snapshot_events)
         if prompts is not None and not source_changed:
             check_same(ledger.book, prompts)
         _begin(run, event_log, weight_version, resume_at, on_rewind, seed)
@@ -185,10 +193,12 @@ def _check_settings(group_size: int, grace_s: float, cancel_grace_s: float, on_r
 def _open_log(
     path: str | Path | None,
     durability: Durability,
+    keep: Keep,
     take_over: bool,
     disk_bytes_max: int | None,
     disk_free_min_bytes: int | None,
 ) -> EventLog:
+    checked_keep(keep)
     bounded = (disk_bytes_max, disk_free_min_bytes) != (None, None)
     if bounded and (path is None or durability == "memory"):
         raise BadSettings(
@@ -209,12 +219,13 @@ def _open_log(
         return FileLog.open(
             path,
             durability=durability,
+            keep=keep,
             take_over=take_over,
             disk_bytes_max=disk_bytes_max,
             disk_free_min_bytes=disk_free_min_bytes,
         )
     return FileLog.create(
-        path, durability=durability, disk_bytes_max=disk_bytes_max, disk_free_min_bytes=disk_free_min_bytes
+        path, durability=durability, keep=keep, disk_bytes_max=disk_bytes_max, disk_free_min_bytes=disk_free_min_bytes
     )
 
 

@@ -4,6 +4,9 @@ Rule 1: each change that recovery makes is an event, so that a replay shows it.
 Rule 2: recovery twice in a row changes nothing more.
 """
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -14,8 +17,10 @@ from groupstate.core.evict import credit_of
 from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import RULES_VERSION, Rules, rules_from_dict
-from groupstate.errors import BadMark, BadSettings
+from groupstate.core.snapshot import Capture, decoded, restore
+from groupstate.errors import BadMark, BadSettings, CompactedLog, UnsupportedLog
 from groupstate.log.port import EventLog
+from groupstate.log.snapshots import Snapshot
 from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.logs import Logger
 from groupstate.version import VERSION
@@ -52,8 +57,43 @@ class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def load(ledger: Ledger) -> None:
-    """Fold the log into the ledger's book."""
-    ledger.apply(ledger.log.read())
+    """Fold the log into the ledger's book, from its newest snapshot on if there is one.
+
+    Raises:
+        UnsupportedLog: the snapshot can't be read, and the events before it are gone.
+    """
+    snapshot: Snapshot | None = getattr(ledger.log, "snapshot", None)
+    with _without_collection():
+        if snapshot is not None and (taken := _decoded(snapshot)) is not None:
+            ledger.book = restore(taken)
+        try:
+            ledger.apply(ledger.log.read(ledger.book.last_seq + 1))
+        except CompactedLog as error:
+            raise UnsupportedLog(
+                f"no snapshot of this run can be read by this version of groupstate, and {error}. "
+                "Open the run with the version that wrote it, or a later one"
+            ) from error
+
+
+def _decoded(snapshot: Snapshot) -> Capture | None:
+    """What a snapshot holds; None where this version can't read it, so that the events must be replayed."""
+    try:
+        return decoded(snapshot.parts())
+    except (ValueError, msgspec.MsgspecError) as error:
+        log.warning("a snapshot can't be read, so all events are replayed", seq=snapshot.info.seq, error=str(error))
+        return None
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Values by the hundred thousand come to be, none of them garbage: looking for it would take longer than that."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def start(ledger: Ledger, *, run_id: str, weight_version: int, seed: int) -> None:

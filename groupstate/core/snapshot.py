@@ -1,0 +1,255 @@
+"""A book as plain values that can be kept, and the same book again.
+
+Rule 1: capturing copies references alone, so it may be done between two events; turning it into bytes can wait for
+another thread, because groups are values that nothing changes.
+Rule 2: fields of what is kept are only ever appended, with a default, as with events.
+Rule 3: a book that was restored and one that was replayed are the same in every respect.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from groupstate.core.book import Book
+from groupstate.core.events import SourceOpened
+from groupstate.core.group import Group
+from groupstate.core.held import Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
+from groupstate.core.phases import Phase
+from groupstate.core.shelf import Shelf
+
+STATE_VERSION: Final = 1
+"""Raised where an older library would misread a newer state."""
+
+GROUPS_PER_PART: Final = 500
+IDS_PER_PART: Final = 20_000
+"""Sizes of the parts: one is encoded in about a millisecond, so that an event loop beside it is not held up."""
+
+_PHASES: Final = tuple(Phase)
+
+
+class BookState(msgspec.Struct, kw_only=True):
+    """All of a book but its groups and the ids of those that have left."""
+
+    version: int = STATE_VERSION
+    run_id: str = ""
+    started_at_ns: int = 0
+    openings: int = 0
+    library: str = ""
+    rules: dict[str, Any] = {}
+    weight_version: int = 0
+    lineage: int = 1
+    last_seq: int = 0
+    last_at_ns: int = 0
+    last_request: int = 0
+    last_batch: int = 0
+    last_mark: int = 0
+    source_position: int = 0
+    source_positions: dict[str, int] = {}
+    source_exhausted: bool = False
+    source: SourceOpened | None = None
+    held_reason: str = ""
+    closed: bool = False
+    requests: list[OpenRequest] = []
+    batches: list[OpenBatch] = []
+    credits: list[Credit] = []
+    marks: list[Mark] = []
+    mark_seqs: list[int] = []
+    windows: dict[str, dict[str, Any]] = {}
+    windows_out: dict[int, dict[str, Any]] = {}
+    totals: dict[str, int] = {}
+    datasets: dict[str, dict[str, int]] = {}
+    uses: dict[str, DatasetUse] = {}
+    targets: dict[int, int] = {}
+    committed_at: list[tuple[int, str]] = []
+    phases: dict[str, dict[str, list[int]]] = {}
+    """Per partition and phase the groups, as places in the list of all, in the order in which they came to it."""
+
+
+@attrs.frozen
+class Capture:
+    """A book at one moment."""
+
+    state: BookState
+    groups: Sequence[Group]
+    aside: Sequence[Group]
+    departed_ids: Sequence[str]
+    departed_phases: bytes
+    """One byte for each id: the place of its last phase in `Phase`."""
+
+
+class Left(msgspec.Struct, array_like=True):
+    """Ids of groups that have left."""
+
+    ids: list[str]
+    phases: bytes
+
+
+def capture(book: Book) -> Capture:
+    """The book as it is now. Costs a copy of its lists, not of what is in them."""
+    places = {group_id: place for place, group_id in enumerate(book.groups)}
+    state = BookState(
+        run_id=book.run_id,
+        started_at_ns=book.started_at_ns,
+        openings=book.openings,
+        library=book.library,
+        rules=book.rules,
+        weight_version=book.weight_version,
+        lineage=book.lineage,
+        last_seq=book.last_seq,
+        last_at_ns=book.last_at_ns,
+        last_request=book.last_request,
+        last_batch=book.last_batch,
+        last_mark=book.last_mark,
+        source_position=book.source_position,
+        source_positions=dict(book.source_positions),
+        source_exhausted=book.source_exhausted,
+        source=book.source,
+        held_reason=book.held_reason,
+        closed=book.closed,
+        requests=list(book.requests.values()),
+        batches=list(book.batches.values()),
+        credits=list(book.credits),
+        marks=list(book.marks),
+        mark_seqs=list(book.mark_seqs),
+        windows={name: _flat(window) for name, window in book.windows.items()},
+        windows_out={batch: _flat(window) for batch, window in book._windows_out.items()},
+        totals=dict(book.totals),
+        datasets={name: dict(counts) for name, counts in book.datasets.items()},
+        uses={name: attrs.evolve(use) for name, use in book.uses.items()},
+        targets=dict(book.targets),
+        committed_at=list(book._committed_at),
+        phases={
+            partition: {str(phase): [places[g] for g in ids] for phase, ids in shelf.phases.items() if ids}
+            for partition, shelf in book._shelves.items()
+        },
+    )
+    return Capture(
+        state,
+        list(book.groups.values()),
+        list(book.aside.values()),
+        list(book.departed),
+        bytes(_PHASES.index(phase) for phase in book.departed.values()),
+    )
+
+
+def restore(taken: Capture) -> Book:
+    """A book that goes on from a capture."""
+    state, book = taken.state, Book()
+    book.run_id = state.run_id
+    book._in_force(state.rules, state.weight_version, state.lineage)
+    for name in (
+        "started_at_ns",
+        "openings",
+        "library",
+        "last_seq",
+        "last_at_ns",
+        "last_request",
+        "last_batch",
+        "last_mark",
+        "source_position",
+        "source_positions",
+        "source_exhausted",
+        "source",
+        "held_reason",
+        "closed",
+        "marks",
+    ):
+        setattr(book, name, getattr(state, name))
+    book.groups = {group.group_id: group for group in taken.groups}
+    book.aside = {group.group_id: group for group in taken.aside}
+    ids_and_phases = zip(taken.departed_ids, taken.departed_phases, strict=True)
+    book.departed = OrderedDict((group_id, _PHASES[phase]) for group_id, phase in ids_and_phases)
+    book.requests = {request.request: request for request in state.requests}
+    book.batches = {batch.batch: batch for batch in state.batches}
+    book.credits = deque(state.credits)
+    book.mark_seqs.extend(state.mark_seqs)
+    book.windows = {name: _window(fields) for name, fields in state.windows.items()}
+    book._windows_out = {batch: _window(fields) for batch, fields in state.windows_out.items()}
+    book.totals = Counter(state.totals)
+    book.datasets = {name: Counter(counts) for name, counts in state.datasets.items()}
+    book.uses = state.uses
+    book.targets = Counter(state.targets)
+    book._committed_at = deque(state.committed_at)
+    for partition, phases in state.phases.items():
+        book._shelves[partition] = _shelf(book._classes, taken.groups, phases)
+    return book
+
+
+def _flat(window: Window) -> dict[str, Any]:
+    """The fields of a window, copied."""
+    fields = {field.name: getattr(window, field.name) for field in attrs.fields(Window)}
+    return {
+        name: dict(value) if isinstance(value, Counter) else list(value) if isinstance(value, list) else value
+        for name, value in fields.items()
+    }
+
+
+def _window(fields: dict[str, Any]) -> Window:
+    window = Window()
+    for name, value in fields.items():
+        setattr(window, name, Counter(value) if isinstance(getattr(window, name), Counter) else value)
+    return window
+
+
+def _shelf(classes: frozenset[str], groups: Sequence[Group], phases: dict[str, list[int]]) -> Shelf:
+    shelf = Shelf(classes)
+    shelf.fill({Phase(name): [groups[place] for place in places] for name, places in phases.items()})
+    return shelf
+
+
+# As bytes --------------------------------------------------------------------------------------------
+
+_ENCODER = msgspec.msgpack.Encoder()
+_STATE = msgspec.msgpack.Decoder(BookState)
+_GROUPS = msgspec.msgpack.Decoder(list[Group])
+_LEFT = msgspec.msgpack.Decoder(Left)
+
+STATE, GROUPS, ASIDE, LEFT = range(1, 5)
+"""Kinds of parts."""
+
+
+def encoded(taken: Capture) -> Iterator[tuple[int, bytes]]:
+    """The parts of a capture, each as (kind, bytes). Meant for another thread than the event loop's."""
+    yield STATE, _ENCODER.encode(taken.state)
+    for kind, groups in ((GROUPS, taken.groups), (ASIDE, taken.aside)):
+        for start in range(0, len(groups), GROUPS_PER_PART):
+            yield kind, _ENCODER.encode(list(islice(groups, start, start + GROUPS_PER_PART)))
+    for start in range(0, len(taken.departed_ids), IDS_PER_PART):
+        stop = start + IDS_PER_PART
+        part = Left(list(taken.departed_ids[start:stop]), taken.departed_phases[start:stop])
+        yield LEFT, _ENCODER.encode(part)
+
+
+def decoded(parts: Iterator[tuple[int, bytes]]) -> Capture:
+    """A capture from its parts.
+
+    Raises:
+        ValueError: the parts are not those of a capture, or of a later version.
+    """
+    state: BookState | None = None
+    groups: list[Group] = []
+    aside: list[Group] = []
+    ids: list[str] = []
+    phases = bytearray()
+    for kind, data in parts:
+        if kind == STATE:
+            state = _STATE.decode(data)
+            if state.version > STATE_VERSION:
+                raise ValueError(f"it is a state of version {state.version}, and {STATE_VERSION} can be read")
+        elif kind == GROUPS:
+            groups += _GROUPS.decode(data)
+        elif kind == ASIDE:
+            aside += _GROUPS.decode(data)
+        elif kind == LEFT:
+            part = _LEFT.decode(data)
+            ids += part.ids
+            phases += part.phases
+        else:
+            raise ValueError(f"it has a part of kind {kind}, which isn't known")
+    if state is None:
+        raise ValueError("it has no state")
+    return Capture(state, groups, aside, ids, bytes(phases))

@@ -1,0 +1,50 @@
+"""Segments that are full, packed to a third of their size, and read as if they weren't.
+
+Rule: the packed file is on the disk under its name before the plain one goes, so that there is one at any time.
+"""
+
+import gzip
+import os
+import zlib
+
+from groupstate.errors import CorruptLog
+from groupstate.log.disk import Disk, make_file, read_file
+from groupstate.log.rundir import SEGMENT_SUFFIX, RunDir
+
+ARCHIVE_SUFFIX = SEGMENT_SUFFIX + ".gz"
+LEVEL = 6
+
+
+def archive_path(run: RunDir, first_seq: int) -> str:
+    return os.path.join(run.log, f"{first_seq:020d}{ARCHIVE_SUFFIX}")
+
+
+def pack_segment(disk: Disk, run: RunDir, first_seq: int) -> None:
+    """Replace a segment by its archive. Packed twice it is the same.
+
+    Raises:
+        OSError: it can't be; the segment is still there.
+    """
+    plain = run.segment(first_seq)
+    if not disk.exists(archive_path(run, first_seq)):
+        # Without a time in it, so that the same segment always makes the same file.
+        make_file(disk, archive_path(run, first_seq), gzip.compress(read_file(disk, plain), LEVEL, mtime=0))
+    disk.unlink(plain)
+
+
+def read_segment(disk: Disk, run: RunDir, first_seq: int) -> bytes:
+    """All bytes of a segment, packed or not.
+
+    Raises:
+        FileNotFoundError: it is neither here nor in the archive.
+        CorruptLog: its archive can't be unpacked.
+    """
+    try:
+        return read_file(disk, run.segment(first_seq))
+    except FileNotFoundError:
+        packed = read_file(disk, archive_path(run, first_seq))
+    try:
+        return gzip.decompress(packed)
+    except (OSError, EOFError, zlib.error) as error:
+        what = f"the archived segment can't be unpacked: {error}"
+        raise CorruptLog(archive_path(run, first_seq), 0, first_seq, what) from error

@@ -1,0 +1,92 @@
+"""Writes snapshots and retires old segments, beside the writer: neither the event loop nor a commit waits for it.
+
+Rule 1: a snapshot waits until the events that it holds are durable.
+Rule 2: what fails here costs disk space or the time of the next opening, never an event: it is told and not tried
+again before the next snapshot.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+from groupstate.log.disk import Disk
+from groupstate.log.retention import Keep, retire
+from groupstate.log.rundir import RunDir
+from groupstate.log.snapshots import Parts, SnapshotInfo, write_snapshot
+
+
+@attrs.frozen
+class Job:
+    info: SnapshotInfo
+    parts: Parts
+    limit: int
+    """The last event that isn't needed for going back to a checkpoint that is kept."""
+
+
+class Keeper:
+    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, keep: Keep, *, inline: bool) -> None:
+        self._disk = disk
+        self._run = run
+        self._log_id = log_id
+        self._keep = keep
+        self._inline = inline
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._durable_seq = 0
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self.on_done: Callable[[int, OSError | None], None] | None = None
+        """Called in the keeper's thread after each snapshot: (its seq, what went wrong)."""
+
+    def take(self, job: Job) -> None:
+        """Queue a snapshot."""
+        with self._changed:
+            self._jobs.append(job)
+            if self._thread is None and not self._inline:
+                self._thread = threading.Thread(target=self._run_jobs, name="groupstate-keeper", daemon=True)
+                self._thread.start()
+        self.advance(self._durable_seq)
+
+    def advance(self, durable_seq: int) -> None:
+        """So much is durable now."""
+        with self._changed:
+            self._durable_seq = durable_seq
+            self._changed.notify()
+        if self._inline:
+            while (job := self._next()) is not None:
+                self._do(job)
+
+    def _next(self) -> Job | None:
+        """The next snapshot that may be written."""
+        with self._changed:
+            return self._jobs.popleft() if self._jobs and self._jobs[0].info.seq <= self._durable_seq else None
+
+    def _run_jobs(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closing and not (self._jobs and self._jobs[0].info.seq <= self._durable_seq):
+                    self._changed.wait()
+            job = self._next()
+            if job is None:
+                return
+            self._do(job)
+
+    def _do(self, job: Job) -> None:
+        error: OSError | None = None
+        try:
+            write_snapshot(self._disk, self._run, self._log_id, job.info, job.parts)
+            retire(self._disk, self._run, self._keep, job.limit)
+        except OSError as failure:
+            error = failure
+        if self.on_done is not None:
+            self.on_done(job.info.seq, error)
+
+    def close(self) -> None:
+        """Finish what may be written, and end. What never became durable is dropped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()

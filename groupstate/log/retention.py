@@ -1,0 +1,141 @@
+"""What of a log is kept, once snapshots make it possible to open a run without its beginning.
+
+Rule 1: only segments that are full and wholly below the limit are touched, so the writer is never in the way.
+Rule 2: two good snapshots stay, and every event behind the older one.
+Rule 3: who reads a log, here or in another process, keeps what he still has to read.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import attrs
+
+from groupstate.errors import BadSettings
+from groupstate.log.archive import archive_path, pack_segment
+from groupstate.log.disk import Disk, make_file, read_file
+from groupstate.log.process import ProcessId, is_alive, this_process
+from groupstate.log.rundir import RunDir
+from groupstate.log.segments import list_segments
+from groupstate.log.snapshots import list_snapshots, remove_quietly, snapshot_path
+
+Keep: TypeAlias = Literal["all", "archive"] | int
+"""`all`: every event. `archive`: every event, old segments packed. A number: what came since so many checkpoints."""
+
+SNAPSHOTS_MIN = 2
+READERS = "readers"
+
+
+def checked_keep(keep: Keep) -> Keep:
+    """
+    Raises:
+        BadSettings: not one of those.
+    """
+    if keep in ("all", "archive") or (isinstance(keep, int) and not isinstance(keep, bool) and keep >= 1):
+        return keep
+    raise BadSettings(f"keep_log is {keep!r}; it is 'all', 'archive', or a number of checkpoints of at least 1")
+
+
+@attrs.frozen
+class Retired:
+    """What became of old files."""
+
+    packed: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    snapshots: tuple[int, ...] = ()
+
+
+def retire(disk: Disk, run: RunDir, keep: Keep, limit: int) -> Retired:
+    """Pack or remove what lies wholly at or below event `limit`.
+
+    Raises:
+        OSError: something can't be; all that was done is whole, and the rest is as it was.
+    """
+    snapshots = list_snapshots(disk, run)
+    if keep == "all" or len(snapshots) < SNAPSHOTS_MIN:
+        return Retired()
+    limit = min(limit, snapshots[-SNAPSHOTS_MIN])
+    if keep == "archive":
+        plain = [first for first in _full(disk, run, limit + 1) if disk.exists(run.segment(first))]
+        for first in plain:
+            pack_segment(disk, run, first)
+        return Retired(packed=tuple(plain))
+    going = _full(disk, run, min([limit + 1, *readers(disk, run)]))
+    for first in going:
+        # From the oldest on: what is left is always an end of the log without a gap.
+        for path in (run.segment(first), archive_path(run, first)):
+            if disk.exists(path):
+                disk.unlink(path)
+    left = list_segments(disk, run)[0]
+    old = [seq for seq in snapshots[:-SNAPSHOTS_MIN] if seq < left - 1]
+    for seq in old:
+        disk.unlink(snapshot_path(run, seq))
+    return Retired(removed=tuple(going), snapshots=tuple(old))
+
+
+def _full(disk: Disk, run: RunDir, needed_from: int) -> list[int]:
+    """Segments of which no event is needed, if all from `needed_from` on are. Never the last one."""
+    return [first for first, following in pairwise(list_segments(disk, run)) if following <= needed_from]
+
+
+# Readers ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading(disk: Disk, run: RunDir, first_seq: int) -> Iterator[str]:
+    """While this lasts nothing from `first_seq` on is removed.
+
+    Only runs that ever remove events have a folder for such claims; the others are left as they are. Where a claim
+    can't be made, as in a directory that may only be read, the reader has none.
+
+    Yields the claim's path, for `claim` to move it on; empty without one."""
+    path = os.path.join(run.log, READERS, f"{uuid.uuid4().hex}.json")
+    try:
+        if disk.exists(os.path.dirname(path)):
+            claim(disk, path, first_seq)
+        else:
+            path = ""
+    except OSError:
+        path = ""
+    try:
+        yield path
+    finally:
+        if path:
+            remove_quietly(disk, path)
+
+
+def expect_readers(disk: Disk, run: RunDir) -> None:
+    """Make the folder for readers' claims."""
+    disk.makedirs(os.path.join(run.log, READERS))
+
+
+def claim(disk: Disk, path: str, first_seq: int) -> None:
+    """Say from which event on a reader needs the log."""
+    me = this_process()
+    make_file(disk, path, json.dumps({"first_seq": first_seq, **attrs.asdict(me)}).encode())
+
+
+def readers(disk: Disk, run: RunDir) -> list[int]:
+    """The events from which on living readers need the log. Claims of the dead are removed; one of another machine
+    counts, since nobody here can tell."""
+    folder = os.path.join(run.log, READERS)
+    if not disk.exists(folder):
+        return []
+    found = []
+    for name in disk.listdir(folder):
+        path = os.path.join(folder, name)
+        try:
+            fields = json.loads(read_file(disk, path))
+            first_seq = int(fields.pop("first_seq"))
+            holder = ProcessId(**fields)
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # of a reader that has just ended, or is just beginning
+        if holder.host == this_process().host and not is_alive(holder):
+            remove_quietly(disk, path)
+        else:
+            found.append(first_seq)
+    return found

@@ -1,0 +1,149 @@
+"""Snapshot files beside the segments: the book after an event, so that opening a run costs what is live.
+
+Rule 1: a snapshot is written behind the events that it holds, under a temporary name, and is there whole or not at all.
+Rule 2: it is never needed but where the events before it were removed: one that is damaged is passed over.
+Rule 3: it says nothing that the events don't; who doubts it replays them.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from groupstate.log.disk import Disk, make_file, read_file
+from groupstate.log.rundir import RunDir
+
+SNAPSHOT_SUFFIX = ".snap"
+MAGIC = b"GSSNAP\0\0"
+FORMAT = 1
+ZLIB = 1
+_HEADER = struct.Struct("<8sHB5x16sQQqIII")
+HEADER_BYTES = 80
+_CHECKED_BYTES = HEADER_BYTES - 4
+_PART = struct.Struct("<BI")
+
+Parts = Iterable[tuple[int, bytes]]
+"""(kind, bytes) of each part of a state."""
+
+
+@attrs.frozen
+class SnapshotInfo:
+    """What is known of a snapshot without its state."""
+
+    seq: int
+    """The last event that it holds."""
+    at_ns: int
+    """When that event was recorded."""
+    weight_version: int
+    lineage: int
+
+
+def snapshot_path(run: RunDir, seq: int) -> str:
+    return os.path.join(run.log, f"{seq:020d}{SNAPSHOT_SUFFIX}")
+
+
+def list_snapshots(disk: Disk, run: RunDir) -> list[int]:
+    """Seqs of the snapshots, in order."""
+    stems = (name.removesuffix(SNAPSHOT_SUFFIX) for name in disk.listdir(run.log) if name.endswith(SNAPSHOT_SUFFIX))
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def is_leftover(name: str) -> bool:
+    """A snapshot whose making was interrupted."""
+    return name.endswith(SNAPSHOT_SUFFIX + ".tmp")
+
+
+def encode_snapshot(log_id: bytes, info: SnapshotInfo, parts: Parts) -> bytes:
+    """A snapshot file. Each part is packed by itself, so no step of it takes long."""
+    packed = []
+    for kind, data in parts:
+        small = zlib.compress(data, 1)
+        packed += [_PART.pack(kind, len(small)), small]
+    body = b"".join(packed)
+    fields = (MAGIC, FORMAT, ZLIB, log_id, info.seq, info.at_ns, info.weight_version, info.lineage)
+    bare = _HEADER.pack(*fields, len(body), zlib.crc32(body)).ljust(_CHECKED_BYTES, b"\0")
+    return bare + struct.pack("<I", zlib.crc32(bare)) + body
+
+
+def write_snapshot(disk: Disk, run: RunDir, log_id: bytes, info: SnapshotInfo, parts: Parts) -> None:
+    """Put a snapshot on the disk.
+
+    Raises:
+        OSError: it can't be; nothing that was there has changed.
+    """
+    path = snapshot_path(run, info.seq)
+    try:
+        make_file(disk, path, encode_snapshot(log_id, info, parts))
+    except OSError:
+        remove_quietly(disk, f"{path}.tmp")
+        raise
+
+
+def remove_quietly(disk: Disk, path: str) -> None:
+    """Remove a file that nobody needs, if that is possible."""
+    try:
+        disk.unlink(path)
+    except OSError:
+        pass  # it is in nobody's way, and goes when the run is opened again
+
+
+@attrs.frozen
+class Snapshot:
+    """A whole snapshot."""
+
+    info: SnapshotInfo
+    body: bytes
+
+    def parts(self) -> Iterator[tuple[int, bytes]]:
+        """
+        Raises:
+            ValueError: it isn't made of parts.
+        """
+        offset = 0
+        while offset < len(self.body):
+            try:
+                kind, length = _PART.unpack_from(self.body, offset)
+                data = zlib.decompress(self.body[offset + _PART.size : offset + _PART.size + length])
+            except (struct.error, zlib.error) as error:
+                raise ValueError(f"the part at byte {offset} can't be read: {error}") from error
+            yield kind, data
+            offset += _PART.size + length
+
+
+def read_info(data: bytes, log_id: bytes, seq: int) -> SnapshotInfo | None:
+    """What a snapshot's header says; None where it isn't one of this log, or damaged, or of a later format."""
+    if len(data) < HEADER_BYTES:
+        return None
+    (crc,) = struct.unpack_from("<I", data, _CHECKED_BYTES)
+    if crc != zlib.crc32(data[:_CHECKED_BYTES]):
+        return None
+    magic, form, packing, owner, last, at_ns, version, lineage, _, _ = _HEADER.unpack_from(data)
+    if (magic, form, packing, owner, last) != (MAGIC, FORMAT, ZLIB, log_id, seq):
+        return None
+    return SnapshotInfo(seq, at_ns, version, lineage)
+
+
+def read_snapshot(disk: Disk, run: RunDir, log_id: bytes, seq: int) -> Snapshot | None:
+    """The snapshot after an event; None where there is none that can be trusted."""
+    try:
+        data = read_file(disk, snapshot_path(run, seq))
+    except OSError:
+        return None
+    info = read_info(data, log_id, seq)
+    if info is None:
+        return None
+    body = data[HEADER_BYTES:]
+    length, crc = _HEADER.unpack_from(data)[-2:]
+    return Snapshot(info, body) if (len(body), zlib.crc32(body)) == (length, crc) else None
+
+
+def newest_snapshot(disk: Disk, run: RunDir, log_id: bytes, *, upto: int | None = None) -> Snapshot | None:
+    """The last good snapshot that holds no event behind `upto`."""
+    for seq in reversed(list_snapshots(disk, run)):
+        if upto is None or seq <= upto:
+            found = read_snapshot(disk, run, log_id, seq)
+            if found is not None:
+                return found
+    return None

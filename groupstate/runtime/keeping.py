@@ -1,0 +1,85 @@
+"""When snapshots are taken, and what may be let go of behind them.
+
+Rule 1: a snapshot is taken between two steps of the ledger, where every step is whole.
+Rule 2: it costs the event loop a copy of lists; the rest happens in a thread of the log's own.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from groupstate.core import events as ev
+from groupstate.core.snapshot import capture, encoded
+from groupstate.log.retention import Keep
+from groupstate.log.snapshots import Parts, SnapshotInfo
+from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.logs import Logger
+
+log = Logger("groupstate.keeping")
+
+EVENTS_PER_SNAPSHOT = 250_000
+"""About a second of replay."""
+AT_REST = 0.1
+"""At a checkpoint and at the end a snapshot is taken for so much less."""
+
+
+class Snapshots(Protocol):
+    """A log that keeps snapshots."""
+
+    on_snapshot: Callable[[int, OSError | None], None] | None
+
+    def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int) -> None: ...
+
+
+class Keeping:
+    def __init__(self, ledger: Ledger, keep: Keep, *, events: int = EVENTS_PER_SNAPSHOT) -> None:
+        """
+        Args:
+            events: events between two snapshots.
+        """
+        self._ledger = ledger
+        self._keep = keep
+        self._events = events
+        snapshots = getattr(ledger.log, "keep_snapshot", None)
+        self._log: Snapshots | None = ledger.log if snapshots is not None else None  # type: ignore[assignment]
+        newest = getattr(ledger.log, "snapshot", None)
+        self._last_seq = 0 if newest is None else newest.info.seq
+        self._resting = False
+        if self._log is not None:
+            self._log.on_snapshot = _told
+            ledger.observers.append(self._note)
+            ledger.after_step = self._look
+
+    def _note(self, record: ev.Record) -> None:
+        if isinstance(record.event, ev.CheckpointMarked | ev.RunClosed):
+            self._resting = True
+
+    def _look(self) -> None:
+        """A step of the ledger is done. Is it time?"""
+        due = self._events * AT_REST if self._resting else self._events
+        self._resting = False
+        if self._ledger.book.last_seq - self._last_seq >= due:
+            self.take()
+
+    def take(self) -> None:
+        """Take a snapshot of the book as it is now."""
+        assert self._log is not None
+        book = self._ledger.book
+        self._last_seq = book.last_seq
+        info = SnapshotInfo(book.last_seq, book.last_at_ns, book.weight_version, book.lineage)
+        self._log.keep_snapshot(info, encoded(capture(book)), limit=self._limit())
+
+    def _limit(self) -> int:
+        """The last event that isn't needed for going back."""
+        if self._keep == "archive":
+            return self._ledger.book.last_seq
+        if self._keep == "all":
+            return 0
+        marks = self._ledger.book.mark_seqs
+        return marks[-self._keep] if len(marks) >= self._keep else 0
+
+
+def _told(seq: int, error: OSError | None) -> None:
+    if error is None:
+        log.info("snapshot taken", seq=seq)
+    else:
+        log.warning("no snapshot could be taken, or old events not be let go of; the log goes on", error=str(error))

@@ -1,0 +1,123 @@
+"""A book that was kept and restored is the book."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from groupstate.core import events as ev
+from groupstate.core.book import Book, replayed
+from groupstate.core.rules import PerDataset, Rules
+from groupstate.core.shelf import Shelf
+from groupstate.core.snapshot import STATE_VERSION, BookState, Capture, capture, decoded, encoded, restore
+from groupstate.testing.notation import Story, play
+
+from .test_histories import History
+
+LIFE = (
+    "publish 1", "submit a/2 dataset=math position=3", "submit b/2", "submit v/1 partition=val", "start a", "start b",
+    "finish a.0 acc=0 versions=1,1", "finish a.1 acc=1", "fail b", "sample 1", "submit c/1", "start c",
+    "finish c acc=1", "mark first", "commit 1", "sample 1", "submit d/3", "start d.1", "start v", "finish v acc=1",
+    "sample 4", "publish 3", "submit e/1 dataset=code",
+)  # fmt: skip
+
+
+def again(book: Book) -> Book:
+    """Through bytes and back."""
+    return restore(decoded(encoded(capture(book))))
+
+
+def everything(book: Book) -> dict[str, Any]:
+    """All attributes, those of the indexes included."""
+    plain = {name: value for name, value in vars(book).items() if name != "_shelves"}
+    return plain | {
+        f"shelf {name}": [shelf.phases, list(shelf.ready), shelf.aging.state(), shelf.in_flight.state()]
+        for name, shelf in book._shelves.items()
+    }
+
+
+def life() -> Story:
+    rules = Rules(lag_max=4, datasets={"math": PerDataset(lag_max=9)}, starvation_versions=2, filter_metric="acc")
+    return play(*LIFE, rules=rules, source=["r1"])
+
+
+def test_every_attribute_is_restored() -> None:
+    book = life().book
+
+    assert everything(again(book)) == everything(book)
+    assert again(book).digest() == book.digest()
+
+
+def test_a_new_book_is_restored_as_one() -> None:
+    assert everything(again(Book())) == everything(Book())
+
+
+@pytest.mark.parametrize("seq", range(1, 60))
+def test_from_wherever_it_was_kept_the_rest_of_the_log_leads_to_the_same(seq: int) -> None:
+    story = life()
+    records = list(story.log.read())
+    kept = again(replayed(records[:seq]))
+    for record in records[seq:]:
+        kept.apply(record)
+        kept.released.clear()
+
+    assert everything(kept) == everything(story.book)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_random_histories_go_on_from_any_place(data: st.DataObject) -> None:
+    history = History(data)
+    for _ in range(data.draw(st.integers(5, 60), "steps")):
+        data.draw(st.sampled_from(History.COMMANDS), "command")(history)
+    records = list(history.log.read())
+    seq = data.draw(st.integers(0, len(records)), "kept at")
+    kept = again(replayed(records[:seq]))
+    for record in records[seq:]:
+        kept.apply(record)
+        kept.released.clear()
+
+    assert kept.digest() == history.book.digest()
+
+
+def test_what_was_captured_does_not_change_with_the_book() -> None:
+    story = life()
+    taken, digest = capture(story.book), story.book.digest()
+    story.tell(
+        "submit z/1", "start z", "finish z acc=0", "publish 4", "start e", "finish e acc=1", "sample 1", "commit 2"
+    )
+
+    assert restore(decoded(encoded(taken))).digest() == digest != story.book.digest()
+
+
+def test_datasets_with_bounds_of_their_own_are_apart_in_the_restored_indexes() -> None:
+    story = life()
+    restored = again(story.book)
+
+    assert [[g.group_id for g in groups] for groups in restored.in_flight_by_age()] == [
+        [g.group_id for g in groups] for groups in story.book.in_flight_by_age()
+    ]
+
+
+def test_a_later_state_is_not_misread() -> None:
+    later = BookState(version=STATE_VERSION + 1)
+
+    with pytest.raises(ValueError, match=f"a state of version {STATE_VERSION + 1}"):
+        decoded(encoded(Capture(later, [], [], [], b"")))
+
+
+@pytest.mark.parametrize(("parts", "problem"), [([], "no state"), ([(9, b"")], "a part of kind 9")])
+def test_parts_that_are_no_capture_are_refused(parts: list[tuple[int, bytes]], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        decoded(iter(parts))
+
+
+def test_a_shelf_that_is_filled_at_once_is_the_one_that_was_filled_one_by_one() -> None:
+    book = life().book
+    shelf = book._shelves[ev.TRAIN]
+    filled = Shelf(book._classes)
+    filled.fill({phase: [book.groups[g] for g in ids] for phase, ids in shelf.phases.items()})
+
+    assert (list(filled.ready), filled.aging.state()) == (list(shelf.ready), shelf.aging.state())
+    assert filled.in_flight.state() == shelf.in_flight.state()
