@@ -182,15 +182,10 @@ class Book:
             GroupstateError: the event can't happen now; nothing has changed.
         """
         assert record.seq == self.last_seq + 1, f"event {record.seq} after event {self.last_seq}"
-        event = record.event
-        handler = _APPLY.get(type(event))
-        if handler is not None:
-            handler(self, event, record.seq, record.at_ns)
-        else:
-            before = self._live(event.group_id, type(event))  # type: ignore[union-attr]
-            self._put(before, evolve(before, event, record.seq, record.at_ns))
-        self.last_seq = record.seq
-        self.last_at_ns = record.at_ns
+        event, seq, at_ns = record.event, record.seq, record.at_ns
+        _APPLY[type(event)](self, event, seq, at_ns)
+        self.last_seq = seq
+        self.last_at_ns = at_ns
 
     def state(self) -> dict[str, Any]:
         """Everything as plain values, for comparison and digests; order included where it matters."""
@@ -261,12 +256,18 @@ class Book:
 
     def _put(self, before: Group, after: Group) -> None:
         """Replace a live group and move it between the indexes."""
-        shelf = self._shelf(before.partition)
         if before.phase is not after.phase:
             after = self._aged(before, after)
+            shelf = self._shelf(before.partition)
             shelf.remove(before)
             shelf.add(after)
-        self.groups[after.group_id] = after
+        self.groups[before.group_id] = after
+
+    def _changed(self, event: Any, seq: int, at_ns: int) -> Group:
+        """Replace the live group that an event is about; gives it as it was."""
+        before = self.groups.get(event.group_id) or self._live(event.group_id, type(event))
+        self._put(before, evolve(before, event, seq, at_ns))
+        return before
 
     def _aged(self, before: Group, after: Group) -> Group:
         """A group that has just become terminal keeps the version of then, and counts its lag from what the basis
@@ -368,14 +369,15 @@ class Book:
             self._count_in(group.partition).fenced += 1
 
     def _session_finished(self, event: ev.SessionFinished, seq: int, at_ns: int) -> None:
-        before = self._live(event.group_id, ev.SessionFinished)
-        self._put(before, evolve(before, event, seq, at_ns))
+        self._changed(event, seq, at_ns)
+        tokens = 0
+        for row in event.trajectories:
+            tokens += row.response_tokens
         self.totals["sessions_finished"] += 1
-        self.totals["response_tokens"] += sum(row.response_tokens for row in event.trajectories)
+        self.totals["response_tokens"] += tokens
 
     def _session_failed(self, event: ev.SessionFailed, seq: int, at_ns: int) -> None:
-        before = self._live(event.group_id, ev.SessionFailed)
-        self._put(before, evolve(before, event, seq, at_ns))
+        before = self._changed(event, seq, at_ns)
         self.totals[f"session_failed/{event.failure}"] += 1
         self._count_in(before.partition).sessions_failed[event.failure] += 1
 
@@ -387,8 +389,7 @@ class Book:
         self._count_in(ev.TRAIN).forfeited += event.count
 
     def _requeued(self, event: ev.GroupRequeued, seq: int, at_ns: int) -> None:
-        before = self._live(event.group_id, ev.GroupRequeued)
-        self._put(before, evolve(before, event, seq, at_ns))
+        before = self._changed(event, seq, at_ns)
         self._count_in(before.partition).requeued += event.by_rule
         self.released += [session.payload for session in before.sessions if session.payload is not None]
 
@@ -630,7 +631,7 @@ _CHECKS: dict[type[ev.Event], Check] = {
     ev.RunRewound: _check_rewound,
 }
 
-_APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
+_APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], object]] = {
     ev.RunStarted: Book._run_started,
     ev.WeightsPublished: Book._published,
     ev.SourceExhausted: Book._exhausted,
@@ -641,10 +642,13 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
     ev.RunRewound: Book._rewound,
     ev.RunClosed: Book._closed,
     ev.GroupSubmitted: Book._submitted,
+    ev.GroupFinished: Book._changed,
+    ev.GroupFailed: Book._changed,
     ev.GroupEvicted: Book._evicted,
     ev.GroupRequeued: Book._requeued,
     ev.ResultFenced: Book._fenced,
     ev.RefillForfeited: Book._forfeited,
+    ev.SessionStarted: Book._changed,
     ev.SessionFinished: Book._session_finished,
     ev.SessionFailed: Book._session_failed,
     ev.BatchRequested: Book._requested,

@@ -36,7 +36,7 @@ class Session(msgspec.Struct, array_like=True, frozen=True, gc=False):
     weight_version: int | None = None
 
 
-class Group(msgspec.Struct, array_like=True, frozen=True):
+class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     group_id: str
     size: int
     """Sessions, those beyond what the group needs included."""
@@ -151,10 +151,11 @@ def evolve(group: Group, event: ev.Event, seq: int, at_ns: int) -> Group:
         IllegalTransition: the table has no cell for it.
         SessionStateError: the session can't do that now.
     """
-    phase = next_phase(group.phase, type(event), group.group_id, terminal=group.terminal)
-    handler = _HANDLERS.get(type(event))
+    kind = type(event)
+    phase = next_phase(group.phase, kind, group.group_id, terminal=group.terminal)
+    handler = _HANDLERS.get(kind)
     if handler is not None:
-        group = handler(group, event, seq, at_ns)
+        return handler(group, event, phase, seq, at_ns)
     return replace(group, phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
@@ -174,39 +175,41 @@ def _session(group: Group, event: Any, *allowed: SessionState) -> Session:
     return session
 
 
-def _with(group: Group, number: int, session: Session, **changes: Any) -> Group:
-    sessions = (*group.sessions[:number], session, *group.sessions[number + 1 :])
-    return replace(group, sessions=sessions, **changes)
+def _with(group: Group, number: int, session: Session) -> tuple[Session, ...]:
+    sessions = list(group.sessions)
+    sessions[number] = session
+    return tuple(sessions)
 
 
-def _started(group: Group, event: ev.SessionStarted, seq: int, at_ns: int) -> Group:
+def _started(group: Group, event: ev.SessionStarted, phase: Phase, seq: int, at_ns: int) -> Group:
     session = _session(group, event, "waiting")
     opened = replace(
         session, state="open", started_at_ns=at_ns, last_seq=seq, weight_version=event.weight_version, failure=None
     )
-    return _with(group, event.session, opened)
+    return replace(group, sessions=_with(group, event.session, opened), phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
-def _finished(group: Group, event: ev.SessionFinished, seq: int, at_ns: int) -> Group:
+def _finished(group: Group, event: ev.SessionFinished, phase: Phase, seq: int, at_ns: int) -> Group:
     session = _session(group, event, "open")
+    rows = event.trajectories
     ended = replace(
-        session,
-        state="finished",
-        trajectories=event.trajectories,
-        payload=event.payload,
-        ended_at_ns=at_ns,
-        last_seq=seq,
+        session, state="finished", trajectories=rows, payload=event.payload, ended_at_ns=at_ns, last_seq=seq
     )
-    last = event.trajectories[-1:]
-    return _with(
+    before = group.session_ranges
+    ranges = widened(before, rows[-1:])
+    # Where every session has one trajectory, both ranges are the same, and one object.
+    same = len(rows) <= 1 and before == group.trajectory_ranges
+    return replace(
         group,
-        event.session,
-        ended,
+        sessions=_with(group, event.session, ended),
         settled_count=group.settled_count + 1,
         finished_count=group.finished_count + 1,
-        trajectory_count=group.trajectory_count + len(event.trajectories),
-        session_ranges=widened(group.session_ranges, last),
-        trajectory_ranges=widened(group.trajectory_ranges, event.trajectories),
+        trajectory_count=group.trajectory_count + len(rows),
+        session_ranges=ranges,
+        trajectory_ranges=ranges if same else widened(group.trajectory_ranges, rows),
+        phase=phase,
+        last_seq=seq,
+        last_at_ns=at_ns,
     )
 
 
@@ -217,20 +220,34 @@ def widened(ranges: Mapping[str, Range], trajectories: tuple[ev.TrajectoryRecord
     wider = dict(ranges)
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
-            low, high, count = wider.get(name, (value, value, 0))
-            wider[name] = (min(low, value), max(high, value), count + 1)
+            known = wider.get(name)
+            if known is None:
+                wider[name] = (value, value, 1)
+            else:
+                low, high, count = known
+                wider[name] = (value if value < low else low, value if value > high else high, count + 1)
     return wider
 
 
-def _failed(group: Group, event: ev.SessionFailed, seq: int, at_ns: int) -> Group:
+def _failed(group: Group, event: ev.SessionFailed, phase: Phase, seq: int, at_ns: int) -> Group:
     session = _session(group, event, "open", "waiting")
     ended = replace(session, failure=event.failure, message=event.message, ended_at_ns=at_ns, last_seq=seq)
     if event.retry_in_s is not None:
-        return _with(group, event.session, replace(ended, state="waiting", attempt=session.attempt + 1))
-    return _with(group, event.session, replace(ended, state="failed"), settled_count=group.settled_count + 1)
+        retried = replace(ended, state="waiting", attempt=session.attempt + 1)
+        sessions = _with(group, event.session, retried)
+        return replace(group, sessions=sessions, phase=phase, last_seq=seq, last_at_ns=at_ns)
+    sessions = _with(group, event.session, replace(ended, state="failed"))
+    return replace(
+        group,
+        sessions=sessions,
+        settled_count=group.settled_count + 1,
+        phase=phase,
+        last_seq=seq,
+        last_at_ns=at_ns,
+    )
 
 
-def _terminal(group: Group, event: ev.GroupFinished | ev.GroupFailed, seq: int, at_ns: int) -> Group:
+def _terminal(group: Group, event: ev.GroupFinished | ev.GroupFailed, phase: Phase, seq: int, at_ns: int) -> Group:
     if not group.settled:
         waiting = [i for i, session in enumerate(group.sessions) if session.state not in SETTLED]
         raise SessionStateError(
@@ -244,10 +261,13 @@ def _terminal(group: Group, event: ev.GroupFinished | ev.GroupFailed, seq: int, 
         terminal_seq=seq,
         partial=isinstance(event, ev.GroupFinished) and event.partial,
         cancelled=isinstance(event, ev.GroupFailed) and event.cancelled,
+        phase=phase,
+        last_seq=seq,
+        last_at_ns=at_ns,
     )
 
 
-def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Group:
+def _requeued(group: Group, event: ev.GroupRequeued, phase: Phase, seq: int, at_ns: int) -> Group:
     again = tuple(Session(attempt=session.attempt + 1, last_seq=seq) for session in group.sessions)
     return replace(
         group,
@@ -268,10 +288,13 @@ def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Gr
         ended_version=0,
         requeue_count=group.requeue_count + 1,
         rule_requeue_count=group.rule_requeue_count + event.by_rule,
+        phase=phase,
+        last_seq=seq,
+        last_at_ns=at_ns,
     )
 
 
-_HANDLERS: dict[type[ev.Event], Callable[[Group, Any, int, int], Group]] = {
+_HANDLERS: dict[type[ev.Event], Callable[[Group, Any, Phase, int, int], Group]] = {
     ev.SessionStarted: _started,
     ev.SessionFinished: _finished,
     ev.SessionFailed: _failed,
