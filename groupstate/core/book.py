@@ -190,8 +190,8 @@ class Book:
     def state(self) -> dict[str, Any]:
         """Everything as plain values, for comparison and digests; order included where it matters."""
         return {
-            "groups": [msgspec.to_builtins(group) for group in self.groups.values()],
-            "aside": [msgspec.to_builtins(group) for group in self.aside.values()],
+            "groups": [_plain(group) for group in self.groups.values()],
+            "aside": [_plain(group) for group in self.aside.values()],
             "departed": {key: str(phase) for key, phase in self.departed.items()},
             "ready": {name: [list(key) for key in shelf.ready] for name, shelf in sorted(self._shelves.items())},
             "aging": {name: shelf.aging.state() for name, shelf in sorted(self._shelves.items())},
@@ -255,18 +255,21 @@ class Book:
         return group
 
     def _put(self, before: Group, after: Group) -> None:
-        """Replace a live group and move it between the indexes."""
-        if before.phase is not after.phase:
-            after = self._aged(before, after)
-            shelf = self._shelf(before.partition)
-            shelf.remove(before)
-            shelf.add(after)
-        self.groups[before.group_id] = after
+        """Replace a live group by what it is in another phase, and move it between the indexes."""
+        after = self._aged(before, after)
+        shelf = self._shelf(before.partition)
+        shelf.remove(before)
+        shelf.add(after)
+        self.groups[after.group_id] = after
 
     def _changed(self, event: Any, seq: int, at_ns: int) -> Group:
         """Replace the live group that an event is about; gives it as it was."""
         before = self.groups.get(event.group_id) or self._live(event.group_id, type(event))
-        self._put(before, evolve(before, event, seq, at_ns))
+        after = evolve(before, event, seq, at_ns)
+        if after.phase is before.phase:
+            self.groups[before.group_id] = after
+        else:
+            self._put(before, after)
         return before
 
     def _aged(self, before: Group, after: Group) -> Group:
@@ -280,7 +283,7 @@ class Book:
             ended_version=self.weight_version,
             kept_empty=kept_empty and after.partition == ev.TRAIN,
         )
-        used = None if self._basis in {"dispatch", "target_version"} else versions_used(after)
+        used = None if self._basis in {"dispatch", "target_version"} else versions_used(before)
         if used is None:
             return after
         first, oldest, newest = used
@@ -552,6 +555,10 @@ class Book:
         self.closed = True
 
 
+def _plain(group: Group) -> Any:
+    return msgspec.to_builtins(replace(group, kept=group.sessions))
+
+
 def _capped(group: Group, weight_version: int) -> Group:
     """Work of the abandoned line of weights counts its lag from the mark, but for what awaits a later version."""
     if group.ended_version > weight_version:
@@ -662,7 +669,9 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], object]] = {
 def replayed(records: Iterable[ev.Record]) -> Book:
     """The book that a log leads to."""
     book = Book()
+    apply, released = book.apply, book.released
     for record in records:
-        book.apply(record)
-        book.released.clear()
+        apply(record)
+        if released:
+            released.clear()
     return book

@@ -2,9 +2,12 @@
 
 Rule 1: nothing is edited; `evolve` gives the group after the event, or raises and nothing has changed.
 Rule 2: a group is terminal only after the latest attempt of every session has ended.
+Rule 3: most groups that a run holds are terminal and wait, so a terminal group keeps its sessions packed; whoever asks
+for them doesn't see that.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -36,6 +39,24 @@ class Session(msgspec.Struct, array_like=True, frozen=True, gc=False):
     weight_version: int | None = None
 
 
+class _PayloadOnly(msgspec.Struct, array_like=True, gc=False):
+    """The beginning of a `Session`: all that it takes to know its payload."""
+
+    state: SessionState
+    attempt: int
+    trajectories: msgspec.Raw
+    payload: ev.PayloadRef | None
+
+
+UNPACKED_KEPT = 256
+"""Terminal groups whose sessions stay unpacked, those that were asked for last: what looks at a group's sessions
+mostly does so several times."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+_unpacked = functools.lru_cache(UNPACKED_KEPT)(msgspec.msgpack.Decoder(tuple[Session, ...]).decode)
+_payloads_only = msgspec.msgpack.Decoder(tuple[_PayloadOnly, ...]).decode
+
+
 class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     group_id: str
     size: int
@@ -57,7 +78,8 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt: ev.PayloadRef | None
     prompt_length: int
     target_version: int | None
-    sessions: tuple[Session, ...]
+    kept: tuple[Session, ...] | bytes
+    """The sessions, packed once the group is terminal; read them as `sessions`."""
     settled_count: int = 0
     finished_count: int = 0
     trajectory_count: int = 0
@@ -88,6 +110,11 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     last_at_ns: int = 0
 
     @property
+    def sessions(self) -> tuple[Session, ...]:
+        kept = self.kept
+        return _unpacked(kept) if isinstance(kept, bytes) else kept
+
+    @property
     def first_version(self) -> int:
         """What the group counts from before any token is known: its target, where it has one, else the stamp."""
         return self.stamp if self.target_version is None else self.target_version
@@ -116,7 +143,9 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def payloads(self) -> list[ev.PayloadRef]:
         """Everything in the payload store that belongs to this group, the prompt included."""
-        refs = [session.payload for session in self.sessions if session.payload is not None]
+        kept = self.kept
+        sessions = _payloads_only(kept) if isinstance(kept, bytes) else kept
+        refs = [session.payload for session in sessions if session.payload is not None]
         return refs if self.prompt is None else [self.prompt, *refs]
 
 
@@ -137,7 +166,7 @@ def submitted(event: ev.GroupSubmitted, seq: int, at_ns: int) -> Group:
         prompt=event.prompt,
         prompt_length=event.prompt_length,
         target_version=event.target_version,
-        sessions=(Session(),) * event.size,
+        kept=(Session(),) * event.size,
         oversample=event.oversample,
         last_seq=seq,
         last_at_ns=at_ns,
@@ -159,13 +188,13 @@ def evolve(group: Group, event: ev.Event, seq: int, at_ns: int) -> Group:
     return replace(group, phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
-def _session(group: Group, event: Any, *allowed: SessionState) -> Session:
+def _session(group: Group, sessions: Sequence[Session], event: Any, allowed: tuple[SessionState, ...]) -> Session:
     number = event.session
     if not 0 <= number < group.size:
         raise SessionStateError(
             f"group {group.group_id!r} has sessions 0 to {group.size - 1}, so there is no session {number}"
         )
-    session: Session = group.sessions[number]
+    session: Session = sessions[number]
     if session.attempt != event.attempt or session.state not in allowed:
         raise SessionStateError(
             f"session {number} of group {group.group_id!r} is {session.state} in attempt {session.attempt}, so "
@@ -175,38 +204,42 @@ def _session(group: Group, event: Any, *allowed: SessionState) -> Session:
     return session
 
 
-def _with(group: Group, number: int, session: Session) -> tuple[Session, ...]:
-    sessions = list(group.sessions)
-    sessions[number] = session
-    return tuple(sessions)
+def _with(sessions: Iterable[Session], number: int, session: Session) -> tuple[Session, ...]:
+    changed = list(sessions)
+    changed[number] = session
+    return tuple(changed)
 
 
 def _started(group: Group, event: ev.SessionStarted, phase: Phase, seq: int, at_ns: int) -> Group:
-    session = _session(group, event, "waiting")
+    sessions = group.sessions
+    session = _session(group, sessions, event, ("waiting",))
     opened = replace(
         session, state="open", started_at_ns=at_ns, last_seq=seq, weight_version=event.weight_version, failure=None
     )
-    return replace(group, sessions=_with(group, event.session, opened), phase=phase, last_seq=seq, last_at_ns=at_ns)
+    return replace(group, kept=_with(sessions, event.session, opened), phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
 def _finished(group: Group, event: ev.SessionFinished, phase: Phase, seq: int, at_ns: int) -> Group:
-    session = _session(group, event, "open")
+    sessions = group.sessions
+    session = _session(group, sessions, event, ("open",))
     rows = event.trajectories
     ended = replace(
         session, state="finished", trajectories=rows, payload=event.payload, ended_at_ns=at_ns, last_seq=seq
     )
-    before = group.session_ranges
-    ranges = widened(before, rows[-1:])
-    # Where every session has one trajectory, both ranges are the same, and one object.
-    same = len(rows) <= 1 and before == group.trajectory_ranges
+    by_session, by_trajectory = group.session_ranges, group.trajectory_ranges
+    if len(rows) == 1 and (by_session is by_trajectory or by_session == by_trajectory):
+        # As long as each session has one trajectory, both are the same, and one object.
+        by_session = by_trajectory = widened(by_session, rows)
+    else:
+        by_session, by_trajectory = widened(by_session, rows[-1:]), widened(by_trajectory, rows)
     return replace(
         group,
-        sessions=_with(group, event.session, ended),
+        kept=_with(sessions, event.session, ended),
         settled_count=group.settled_count + 1,
         finished_count=group.finished_count + 1,
         trajectory_count=group.trajectory_count + len(rows),
-        session_ranges=ranges,
-        trajectory_ranges=ranges if same else widened(group.trajectory_ranges, rows),
+        session_ranges=by_session,
+        trajectory_ranges=by_trajectory,
         phase=phase,
         last_seq=seq,
         last_at_ns=at_ns,
@@ -230,16 +263,17 @@ def widened(ranges: Mapping[str, Range], trajectories: tuple[ev.TrajectoryRecord
 
 
 def _failed(group: Group, event: ev.SessionFailed, phase: Phase, seq: int, at_ns: int) -> Group:
-    session = _session(group, event, "open", "waiting")
+    sessions = group.sessions
+    session = _session(group, sessions, event, ("open", "waiting"))
     ended = replace(session, failure=event.failure, message=event.message, ended_at_ns=at_ns, last_seq=seq)
     if event.retry_in_s is not None:
         retried = replace(ended, state="waiting", attempt=session.attempt + 1)
-        sessions = _with(group, event.session, retried)
-        return replace(group, sessions=sessions, phase=phase, last_seq=seq, last_at_ns=at_ns)
-    sessions = _with(group, event.session, replace(ended, state="failed"))
+        kept = _with(sessions, event.session, retried)
+        return replace(group, kept=kept, phase=phase, last_seq=seq, last_at_ns=at_ns)
+    kept = _with(sessions, event.session, replace(ended, state="failed"))
     return replace(
         group,
-        sessions=sessions,
+        kept=kept,
         settled_count=group.settled_count + 1,
         phase=phase,
         last_seq=seq,
@@ -257,6 +291,7 @@ def _terminal(group: Group, event: ev.GroupFinished | ev.GroupFailed, phase: Pha
     finished = isinstance(event, ev.GroupFinished)
     return replace(
         group,
+        kept=_ENCODER.encode(group.sessions),
         terminal=Phase.FINISHED if finished else Phase.FAILURE,
         terminal_seq=seq,
         partial=isinstance(event, ev.GroupFinished) and event.partial,
@@ -271,7 +306,7 @@ def _requeued(group: Group, event: ev.GroupRequeued, phase: Phase, seq: int, at_
     again = tuple(Session(attempt=session.attempt + 1, last_seq=seq) for session in group.sessions)
     return replace(
         group,
-        sessions=again,
+        kept=again,
         settled_count=0,
         finished_count=0,
         trajectory_count=0,
