@@ -68,6 +68,8 @@ class Book:
         self.closed = False
         self.released: list[ev.PayloadRef] = []
         """Payloads that nothing will ask for any more, since the ledger last looked."""
+        self.notes_released = True
+        """False where nobody will look, as in a replay."""
         self._windows_out: dict[int, Window] = {}
         """What the batches that are out reported, in case they never reach anybody."""
         self._basis = "dispatch"
@@ -264,10 +266,11 @@ class Book:
 
     def _changed(self, event: Any, seq: int, at_ns: int) -> Group:
         """Replace the live group that an event is about; gives it as it was."""
-        before = self.groups.get(event.group_id) or self._live(event.group_id, type(event))
+        group_id = event.group_id
+        before = self.groups.get(group_id) or self._live(group_id, type(event))
         after = evolve(before, event, seq, at_ns)
         if after.phase is before.phase:
-            self.groups[before.group_id] = after
+            self.groups[group_id] = after
         else:
             self._put(before, after)
         return before
@@ -294,6 +297,10 @@ class Book:
         self._shelf(group.partition).remove(group)
         del self.groups[group.group_id]
         self._depart(group.group_id, phase)
+
+    def _let_go(self, group: Group) -> None:
+        if self.notes_released:
+            self.released += group.payloads()
 
     def _depart(self, group_id: str, phase: Phase) -> None:
         self.departed[group_id] = phase
@@ -342,7 +349,7 @@ class Book:
         before = self._live(event.group_id, ev.GroupEvicted)
         after = evolve(before, event, seq, at_ns)
         self._leave(before, after.phase)
-        self.released += after.payloads()
+        self._let_go(after)
         self.totals["evicted"] += 1
         self.totals["credit"] += event.credit
         self._dataset(before.dataset)["evicted"] += 1
@@ -394,7 +401,7 @@ class Book:
     def _requeued(self, event: ev.GroupRequeued, seq: int, at_ns: int) -> None:
         before = self._changed(event, seq, at_ns)
         self._count_in(before.partition).requeued += event.by_rule
-        self.released += [session.payload for session in before.sessions if session.payload is not None]
+        self._let_go(replace(before, prompt=None))
 
     # Batches
 
@@ -466,7 +473,7 @@ class Book:
                 self.aside[group_id] = after
                 self._committed_at.append((seq, group_id))
             else:
-                self.released += after.payloads()
+                self._let_go(after)
         self.totals["committed"] += len(batch.group_ids)
         self.totals[f"committed/{batch.partition}"] += len(batch.group_ids)
         self.totals["batches_committed"] += 1
@@ -522,7 +529,7 @@ class Book:
         self.marks.append(Mark(event.mark, seq, event.weight_version, event.lineage, event.name))
         del self.marks[:-MARKS_KEPT]
         while self._committed_at and self._committed_at[0][0] <= self.marks[0].seq:
-            self.released += self.aside.pop(self._committed_at.popleft()[1]).payloads()
+            self._let_go(self.aside.pop(self._committed_at.popleft()[1]))
 
     def _rewound(self, event: ev.RunRewound, seq: int, at_ns: int) -> None:
         _check_rewound(self, event)
@@ -669,9 +676,9 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], object]] = {
 def replayed(records: Iterable[ev.Record]) -> Book:
     """The book that a log leads to."""
     book = Book()
-    apply, released = book.apply, book.released
+    book.notes_released = False
+    apply = book.apply
     for record in records:
         apply(record)
-        if released:
-            released.clear()
+    book.notes_released = True
     return book

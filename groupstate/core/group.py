@@ -7,14 +7,14 @@ for them doesn't see that.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from groupstate.core import events as ev
-from groupstate.core.phases import Phase, next_phase
+from groupstate.core.phases import TRANSITIONS, Phase, next_phase
 from groupstate.errors import SessionStateError
 
 SessionState: TypeAlias = Literal["waiting", "open", "finished", "failed"]
@@ -180,11 +180,10 @@ def evolve(group: Group, event: ev.Event, seq: int, at_ns: int) -> Group:
         IllegalTransition: the table has no cell for it.
         SessionStateError: the session can't do that now.
     """
-    kind = type(event)
-    phase = next_phase(group.phase, kind, group.group_id, terminal=group.terminal)
-    handler = _HANDLERS.get(kind)
-    if handler is not None:
-        return handler(group, event, phase, seq, at_ns)
+    step = _STEPS[group.phase].get(type(event))
+    if step is not None:
+        return step[0](group, event, step[1], seq, at_ns)
+    phase = next_phase(group.phase, type(event), group.group_id, terminal=group.terminal)
     return replace(group, phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
@@ -204,26 +203,20 @@ def _session(group: Group, sessions: Sequence[Session], event: Any, allowed: tup
     return session
 
 
-def _with(sessions: Iterable[Session], number: int, session: Session) -> tuple[Session, ...]:
-    changed = list(sessions)
-    changed[number] = session
-    return tuple(changed)
-
-
 def _started(group: Group, event: ev.SessionStarted, phase: Phase, seq: int, at_ns: int) -> Group:
-    sessions = group.sessions
+    sessions = list(group.sessions)
     session = _session(group, sessions, event, ("waiting",))
-    opened = replace(
+    sessions[event.session] = replace(
         session, state="open", started_at_ns=at_ns, last_seq=seq, weight_version=event.weight_version, failure=None
     )
-    return replace(group, kept=_with(sessions, event.session, opened), phase=phase, last_seq=seq, last_at_ns=at_ns)
+    return replace(group, kept=tuple(sessions), phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
 def _finished(group: Group, event: ev.SessionFinished, phase: Phase, seq: int, at_ns: int) -> Group:
-    sessions = group.sessions
+    sessions = list(group.sessions)
     session = _session(group, sessions, event, ("open",))
     rows = event.trajectories
-    ended = replace(
+    sessions[event.session] = replace(
         session, state="finished", trajectories=rows, payload=event.payload, ended_at_ns=at_ns, last_seq=seq
     )
     by_session, by_trajectory = group.session_ranges, group.trajectory_ranges
@@ -234,7 +227,7 @@ def _finished(group: Group, event: ev.SessionFinished, phase: Phase, seq: int, a
         by_session, by_trajectory = widened(by_session, rows[-1:]), widened(by_trajectory, rows)
     return replace(
         group,
-        kept=_with(sessions, event.session, ended),
+        kept=tuple(sessions),
         settled_count=group.settled_count + 1,
         finished_count=group.finished_count + 1,
         trajectory_count=group.trajectory_count + len(rows),
@@ -263,17 +256,16 @@ def widened(ranges: Mapping[str, Range], trajectories: tuple[ev.TrajectoryRecord
 
 
 def _failed(group: Group, event: ev.SessionFailed, phase: Phase, seq: int, at_ns: int) -> Group:
-    sessions = group.sessions
+    sessions = list(group.sessions)
     session = _session(group, sessions, event, ("open", "waiting"))
     ended = replace(session, failure=event.failure, message=event.message, ended_at_ns=at_ns, last_seq=seq)
     if event.retry_in_s is not None:
-        retried = replace(ended, state="waiting", attempt=session.attempt + 1)
-        kept = _with(sessions, event.session, retried)
-        return replace(group, kept=kept, phase=phase, last_seq=seq, last_at_ns=at_ns)
-    kept = _with(sessions, event.session, replace(ended, state="failed"))
+        sessions[event.session] = replace(ended, state="waiting", attempt=session.attempt + 1)
+        return replace(group, kept=tuple(sessions), phase=phase, last_seq=seq, last_at_ns=at_ns)
+    sessions[event.session] = replace(ended, state="failed")
     return replace(
         group,
-        kept=kept,
+        kept=tuple(sessions),
         settled_count=group.settled_count + 1,
         phase=phase,
         last_seq=seq,
@@ -329,7 +321,7 @@ def _requeued(group: Group, event: ev.GroupRequeued, phase: Phase, seq: int, at_
     )
 
 
-_HANDLERS: dict[type[ev.Event], Callable[[Group, Any, Phase, int, int], Group]] = {
+_HANDLERS: dict[type[ev.Event], Callable[[Group, Any, Any, int, int], Group]] = {
     ev.SessionStarted: _started,
     ev.SessionFinished: _finished,
     ev.SessionFailed: _failed,
@@ -337,6 +329,12 @@ _HANDLERS: dict[type[ev.Event], Callable[[Group, Any, Phase, int, int], Group]] 
     ev.GroupFailed: _terminal,
     ev.GroupRequeued: _requeued,
 }
+
+_STEPS = {
+    phase: {kind: (_HANDLERS[kind], target) for kind, target in cells.items() if kind in _HANDLERS}
+    for phase, cells in TRANSITIONS.items()
+}
+"""What `next_phase` and `_HANDLERS` say together, since most events ask both: handler and next phase."""
 
 
 def terminal_event(

@@ -7,6 +7,7 @@ Rule 2: what the watermark covers must be readable; where it isn't, that is dama
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import chain
 from typing import NoReturn
 
 from groupstate.core.events import Record
@@ -150,9 +151,4 @@ def read_log(
     limit = durable_seq(disk, run, log_id)
     if stop is not None:
         limit = stop - 1 if limit is None else min(limit, stop - 1)
-    return _records(Cursor(disk, run, log_id, start), limit)
-
-
-def _records(cursor: Cursor, limit: int | None) -> Iterator[Record]:
-    for records in cursor.read(limit):
-        yield from records
+    return chain.from_iterable(Cursor(disk, run, log_id, start).read(limit))
