@@ -173,12 +173,11 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     """Zero variance: at least two values and max - min <= tolerance. A range, unless the rules say otherwise, and
     not a standard deviation, because six times 0.7 has a floating-point deviation above zero."""
     assert rules.filter_metric is not None
-    expected = (
-        group.trajectory_count
-        if rules.per == "trajectory"
-        else sum(1 for session in group.sessions if session.trajectories)
-    )
     low, high, count = _range(group, rules) or (0.0, 0.0, 0)
+    expected = group.trajectory_count if rules.per == "trajectory" else group.finished_count
+    if count < expected and rules.per == "session":
+        # A session may have finished without a trajectory. Only then are the sessions looked at, which are packed.
+        expected = sum(1 for session in group.sessions if session.trajectories)
     if count < expected:
         if rules.on_missing == "error":
             return _missing(group, rules)

@@ -23,7 +23,7 @@ post may be larger."""
 _EVERYBODY = float("inf")
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One step for the writer: payloads, then records, then payloads to let go."""
 
     puts: Sequence[tuple[int, bytes]] = ()
