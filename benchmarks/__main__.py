@@ -10,7 +10,18 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from benchmarks import decision, latency, publish, record, sample, versus
+from benchmarks import (
+    decision,
+    durable,
+    footprint,
+    latency,
+    publish,
+    record,
+    replay,
+    sample,
+    trajectory,
+    versus,
+)
 from benchmarks.measure import Result, hardware
 
 Benchmarks = dict[str, list[Callable[[], Awaitable[Result | list[Result]]]]]
@@ -24,6 +35,10 @@ def full(folder: Path) -> Benchmarks:
         "decision": [decision.measure, decision.measure_left],
         "publish": [publish.measure],
         "rescan": [versus.measure],
+        "replay": [lambda: replay.measure(folder)],
+        "memory": [footprint.measure],
+        "durable": [lambda: durable.measure(folder)],
+        "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
     }
 
 
@@ -41,6 +56,13 @@ def quick(folder: Path) -> Benchmarks:
         ],
         "publish": [lambda: publish.measure(small=10, large=40, few=3, many=10, versions=3, repetitions=3)],
         "rescan": [lambda: versus.measure(count=40, repetitions=3)],
+        "replay": [lambda: replay.measure(folder, groups=640, repetitions=3)],
+        "memory": [lambda: footprint.measure(groups=200, running=200, repetitions=1)],
+        "durable": [lambda: durable.measure(folder, events=((1, 10), (64, 128)), repetitions=3)],
+        "trajectory": [
+            lambda: trajectory.measure(folder, count=64, repetitions=3),
+            lambda: trajectory.measure_opening(folder, groups=70, repetitions=3),
+        ],
     }
 
 

@@ -27,9 +27,10 @@ Meter = Callable[[Callable[[], object]], float]
 
 @attrs.frozen
 class Spread:
-    """Repetitions of one thing, in seconds."""
+    """Repetitions of one thing, in seconds or another unit."""
 
     values: tuple[float, ...]
+    unit: str = "seconds"
 
     @property
     def median(self) -> float:
@@ -37,7 +38,8 @@ class Spread:
 
     def __str__(self) -> str:
         low, high = min(self.values), max(self.values)
-        return f"median {_time(self.median)} ({_time(low)} to {_time(high)}, {len(self.values)} repetitions)"
+        median, low, high = (shown(value, self.unit) for value in (self.median, low, high))
+        return f"median {median} ({low} to {high}, {len(self.values)} repetitions)"
 
 
 @attrs.frozen
@@ -64,14 +66,15 @@ class Result:
         lines = [self.name]
         lines += [f"  {name:<{width}}  {spread}" for name, spread in self.spreads.items()]
         lines += [f"  {note}" for note in self.notes]
-        bound = f"{'at least ' if self.least else ''}{self._shown(self.bound)}"
-        lines.append(f"  {self._shown(self.figure)}, bound {bound}: {'met' if self.met else 'NOT MET'}")
+        bound = f"{'at least ' if self.least else ''}{shown(self.bound, self.unit)}"
+        lines.append(f"  {shown(self.figure, self.unit)}, bound {bound}: {'met' if self.met else 'NOT MET'}")
         return "\n".join(lines)
 
-    def _shown(self, value: float) -> str:
-        if self.unit == "seconds":
-            return _time(value)
-        return f"{value:,.0f} {self.unit}" if value >= 100 else f"{value:.3g} {self.unit}"
+
+def shown(value: float, unit: str) -> str:
+    if unit == "seconds":
+        return _time(value)
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -79,6 +79,8 @@ class Book:
         self.closed = False
         self.released: list[ev.PayloadRef] = []
         """Payloads that nothing will ask for any more, since the ledger last looked."""
+        self.notes_released = True
+        """False where nobody will look, as in a replay."""
         self._windows_out: dict[int, Window] = {}
         """What the batches that are out reported, in case they never reach anybody."""
         self._basis = "dispatch"
@@ -193,21 +195,16 @@ class Book:
             GroupstateError: the event can't happen now; nothing has changed.
         """
         assert record.seq == self.last_seq + 1, f"event {record.seq} after event {self.last_seq}"
-        event = record.event
-        handler = _APPLY.get(type(event))
-        if handler is not None:
-            handler(self, event, record.seq, record.at_ns)
-        else:
-            before = self._live(event.group_id, type(event))  # type: ignore[union-attr]
-            self._put(before, evolve(before, event, record.seq, record.at_ns))
-        self.last_seq = record.seq
-        self.last_at_ns = record.at_ns
+        event, seq, at_ns = record.event, record.seq, record.at_ns
+        _APPLY[type(event)](self, event, seq, at_ns)
+        self.last_seq = seq
+        self.last_at_ns = at_ns
 
     def state(self) -> dict[str, Any]:
         """Everything as plain values, for comparison and digests; order included where it matters."""
         return {
-            "groups": [msgspec.to_builtins(group) for group in self.groups.values()],
-            "aside": [msgspec.to_builtins(group) for group in self.aside.values()],
+            "groups": [_plain(group) for group in self.groups.values()],
+            "aside": [_plain(group) for group in self.aside.values()],
             "departed": {key: str(phase) for key, phase in self.departed.items()},
             "ready": {name: [list(key) for key in shelf.ready] for name, shelf in sorted(self._shelves.items())},
             "aging": {name: shelf.aging.state() for name, shelf in sorted(self._shelves.items())},
@@ -276,13 +273,23 @@ class Book:
         return group
 
     def _put(self, before: Group, after: Group) -> None:
-        """Replace a live group and move it between the indexes."""
+        """Replace a live group by what it is in another phase, and move it between the indexes."""
+        after = self._aged(before, after)
         shelf = self._shelf(before.partition)
-        if before.phase is not after.phase:
-            after = self._aged(before, after)
-            shelf.remove(before)
-            shelf.add(after)
+        shelf.remove(before)
+        shelf.add(after)
         self.groups[after.group_id] = after
+
+    def _changed(self, event: Any, seq: int, at_ns: int) -> Group:
+        """Replace the live group that an event is about; gives it as it was."""
+        group_id = event.group_id
+        before = self.groups.get(group_id) or self._live(group_id, type(event))
+        after = evolve(before, event, seq, at_ns)
+        if after.phase is before.phase:
+            self.groups[group_id] = after
+        else:
+            self._put(before, after)
+        return before
 
     def _aged(self, before: Group, after: Group) -> Group:
         """A group that has just become terminal keeps the version of then, and counts its lag from what the basis
@@ -295,7 +302,7 @@ class Book:
             ended_version=self.weight_version,
             kept_empty=kept_empty and after.partition == ev.TRAIN,
         )
-        used = None if self._basis in {"dispatch", "target_version"} else versions_used(after)
+        used = None if self._basis in {"dispatch", "target_version"} else versions_used(before)
         if used is None:
             return after
         first, oldest, newest = used
@@ -306,6 +313,10 @@ class Book:
         self._shelf(group.partition).remove(group)
         del self.groups[group.group_id]
         self._depart(group.group_id, phase)
+
+    def _let_go(self, group: Group) -> None:
+        if self.notes_released:
+            self.released += group.payloads()
 
     def _depart(self, group_id: str, phase: Phase) -> None:
         self.departed[group_id] = phase
@@ -355,7 +366,7 @@ class Book:
         before = self._live(event.group_id, ev.GroupEvicted)
         after = evolve(before, event, seq, at_ns)
         self._leave(before, after.phase)
-        self.released += after.payloads()
+        self._let_go(after)
         self.totals["evicted"] += 1
         self.totals["credit"] += event.credit
         self._dataset(before.dataset)["evicted"] += 1
@@ -385,14 +396,15 @@ class Book:
             self._count_in(group.partition).fenced += 1
 
     def _session_finished(self, event: ev.SessionFinished, seq: int, at_ns: int) -> None:
-        before = self._live(event.group_id, ev.SessionFinished)
-        self._put(before, evolve(before, event, seq, at_ns))
+        self._changed(event, seq, at_ns)
+        tokens = 0
+        for row in event.trajectories:
+            tokens += row.response_tokens
         self.totals["sessions_finished"] += 1
-        self.totals["response_tokens"] += sum(row.response_tokens for row in event.trajectories)
+        self.totals["response_tokens"] += tokens
 
     def _session_failed(self, event: ev.SessionFailed, seq: int, at_ns: int) -> None:
-        before = self._live(event.group_id, ev.SessionFailed)
-        self._put(before, evolve(before, event, seq, at_ns))
+        before = self._changed(event, seq, at_ns)
         self.totals[f"session_failed/{event.failure}"] += 1
         self._count_in(before.partition).sessions_failed[event.failure] += 1
 
@@ -404,10 +416,9 @@ class Book:
         self._count_in(ev.TRAIN).forfeited += event.count
 
     def _requeued(self, event: ev.GroupRequeued, seq: int, at_ns: int) -> None:
-        before = self._live(event.group_id, ev.GroupRequeued)
-        self._put(before, evolve(before, event, seq, at_ns))
+        before = self._changed(event, seq, at_ns)
         self._count_in(before.partition).requeued += event.by_rule
-        self.released += [session.payload for session in before.sessions if session.payload is not None]
+        self._let_go(replace(before, prompt=None))
 
     # Batches
 
@@ -479,7 +490,7 @@ class Book:
                 self.aside[group_id] = after
                 self._committed_at.append((seq, group_id))
             else:
-                self.released += after.payloads()
+                self._let_go(after)
         self.totals["committed"] += len(batch.group_ids)
         self.totals[f"committed/{batch.partition}"] += len(batch.group_ids)
         self.totals["batches_committed"] += 1
@@ -548,7 +559,7 @@ class Book:
         del self.marks[:-MARKS_KEPT]
         self.mark_seqs.append(seq)
         while self._committed_at and self._committed_at[0][0] <= self.marks[0].seq:
-            self.released += self.aside.pop(self._committed_at.popleft()[1]).payloads()
+            self._let_go(self.aside.pop(self._committed_at.popleft()[1]))
 
     def _rewound(self, event: ev.RunRewound, seq: int, at_ns: int) -> None:
         _check_rewound(self, event)
@@ -577,6 +588,10 @@ class Book:
 
     def _closed(self, event: ev.RunClosed, seq: int, at_ns: int) -> None:
         self.closed = True
+
+
+def _plain(group: Group) -> Any:
+    return msgspec.to_builtins(replace(group, kept=group.sessions))
 
 
 def _capped(group: Group, weight_version: int) -> Group:
@@ -658,7 +673,7 @@ _CHECKS: dict[type[ev.Event], Check] = {
     ev.RunRewound: _check_rewound,
 }
 
-_APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
+_APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], object]] = {
     ev.RunStarted: Book._run_started,
     ev.WeightsPublished: Book._published,
     ev.SourceExhausted: Book._exhausted,
@@ -670,10 +685,13 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
     ev.RunRewound: Book._rewound,
     ev.RunClosed: Book._closed,
     ev.GroupSubmitted: Book._submitted,
+    ev.GroupFinished: Book._changed,
+    ev.GroupFailed: Book._changed,
     ev.GroupEvicted: Book._evicted,
     ev.GroupRequeued: Book._requeued,
     ev.ResultFenced: Book._fenced,
     ev.RefillForfeited: Book._forfeited,
+    ev.SessionStarted: Book._changed,
     ev.SessionFinished: Book._session_finished,
     ev.SessionFailed: Book._session_failed,
     ev.BatchRequested: Book._requested,
@@ -687,7 +705,9 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], None]] = {
 def replayed(records: Iterable[ev.Record]) -> Book:
     """The book that a log leads to."""
     book = Book()
+    book.notes_released = False
+    apply = book.apply
     for record in records:
-        book.apply(record)
-        book.released.clear()
+        apply(record)
+    book.notes_released = True
     return book

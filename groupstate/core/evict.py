@@ -177,7 +177,7 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     not a standard deviation, because six times 0.7 has a floating-point deviation above zero."""
     assert rules.filter_metric is not None
     low, high, count = _range(group, rules) or (0.0, 0.0, 0)
-    if count < _expected(group, rules):
+    if count < _expected(group, rules, count):
         if rules.on_missing == "error":
             return _missing(group, rules)
         return rules.on_missing == "evict"
@@ -188,10 +188,17 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     return high - low <= rules.tolerance_for(group.dataset)
 
 
-def _expected(group: Group, rules: Rules) -> int:
-    """Values that there are if none is missing."""
+def _expected(group: Group, rules: Rules, count: int) -> int:
+    """Values that there are if none is missing.
+
+    Args:
+        count: values that there are. Where those are enough the sessions, which are packed, need not be looked at.
+    """
     if rules.per == "trajectory":
         return group.trajectory_count
+    if count >= group.finished_count:
+        return group.finished_count
+    # A session may have finished without a trajectory.
     return sum(1 for session in group.sessions if session.trajectories)
 
 
@@ -211,7 +218,7 @@ def _range(group: Group, rules: Rules) -> Range | None:
 def _shared_value(group: Group, rules: Rules) -> float | None:
     """The value that all have; None where they don't, or where one lacks it (`on_missing` can evict too)."""
     low, high, count = _range(group, rules) or (0.0, math.inf, 0)
-    all_have_it = count == _expected(group, rules)
+    all_have_it = count == _expected(group, rules, count)
     return low if all_have_it and high - low <= rules.tolerance_for(group.dataset) else None
 
 

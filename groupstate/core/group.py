@@ -2,16 +2,19 @@
 
 Rule 1: nothing is edited; `evolve` gives the group after the event, or raises and nothing has changed.
 Rule 2: a group is terminal only after the latest attempt of every session has ended.
+Rule 3: most groups that a run holds are terminal and wait, so a terminal group keeps its sessions packed; whoever asks
+for them doesn't see that.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from groupstate.core import events as ev
-from groupstate.core.phases import Phase, next_phase
+from groupstate.core.phases import TRANSITIONS, Phase, next_phase
 from groupstate.errors import SessionStateError
 
 SessionState: TypeAlias = Literal["waiting", "open", "finished", "failed"]
@@ -43,7 +46,25 @@ class Session(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return self.attempt - self.first_attempt + 1
 
 
-class Group(msgspec.Struct, array_like=True, frozen=True):
+class _PayloadOnly(msgspec.Struct, array_like=True, gc=False):
+    """The beginning of a `Session`: all that it takes to know its payload."""
+
+    state: SessionState
+    attempt: int
+    trajectories: msgspec.Raw
+    payload: ev.PayloadRef | None
+
+
+UNPACKED_KEPT = 256
+"""Terminal groups whose sessions stay unpacked, those that were asked for last: what looks at a group's sessions
+mostly does so several times."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+_unpacked = functools.lru_cache(UNPACKED_KEPT)(msgspec.msgpack.Decoder(tuple[Session, ...]).decode)
+_payloads_only = msgspec.msgpack.Decoder(tuple[_PayloadOnly, ...]).decode
+
+
+class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     group_id: str
     size: int
     """Sessions, those beyond what the group needs included."""
@@ -64,7 +85,8 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     prompt: ev.PayloadRef | None
     prompt_length: int
     target_version: int | None
-    sessions: tuple[Session, ...]
+    kept: tuple[Session, ...] | bytes
+    """The sessions, packed once the group is terminal; read them as `sessions`."""
     settled_count: int = 0
     finished_count: int = 0
     trajectory_count: int = 0
@@ -95,6 +117,11 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     last_at_ns: int = 0
 
     @property
+    def sessions(self) -> tuple[Session, ...]:
+        kept = self.kept
+        return _unpacked(kept) if isinstance(kept, bytes) else kept
+
+    @property
     def first_version(self) -> int:
         """What the group counts from before any token is known: its target, where it has one, else the stamp."""
         return self.stamp if self.target_version is None else self.target_version
@@ -123,7 +150,9 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
 
     def payloads(self) -> list[ev.PayloadRef]:
         """Everything in the payload store that belongs to this group, the prompt included."""
-        refs = [session.payload for session in self.sessions if session.payload is not None]
+        kept = self.kept
+        sessions = _payloads_only(kept) if isinstance(kept, bytes) else kept
+        refs = [session.payload for session in sessions if session.payload is not None]
         return refs if self.prompt is None else [self.prompt, *refs]
 
 
@@ -144,7 +173,7 @@ def submitted(event: ev.GroupSubmitted, seq: int, at_ns: int) -> Group:
         prompt=event.prompt,
         prompt_length=event.prompt_length,
         target_version=event.target_version,
-        sessions=(Session(),) * event.size,
+        kept=(Session(),) * event.size,
         oversample=event.oversample,
         last_seq=seq,
         last_at_ns=at_ns,
@@ -158,20 +187,20 @@ def evolve(group: Group, event: ev.Event, seq: int, at_ns: int) -> Group:
         IllegalTransition: the table has no cell for it.
         SessionStateError: the session can't do that now.
     """
+    step = _STEPS[group.phase].get(type(event))
+    if step is not None:
+        return step[0](group, event, step[1], seq, at_ns)
     phase = next_phase(group.phase, type(event), group.group_id, terminal=group.terminal)
-    handler = _HANDLERS.get(type(event))
-    if handler is not None:
-        group = handler(group, event, seq, at_ns)
     return replace(group, phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
-def _session(group: Group, event: Any, *allowed: SessionState) -> Session:
+def _session(group: Group, sessions: Sequence[Session], event: Any, allowed: tuple[SessionState, ...]) -> Session:
     number = event.session
     if not 0 <= number < group.size:
         raise SessionStateError(
             f"group {group.group_id!r} has sessions 0 to {group.size - 1}, so there is no session {number}"
         )
-    session: Session = group.sessions[number]
+    session: Session = sessions[number]
     if session.attempt != event.attempt or session.state not in allowed:
         raise SessionStateError(
             f"session {number} of group {group.group_id!r} is {session.state} in attempt {session.attempt}, so "
@@ -181,39 +210,39 @@ def _session(group: Group, event: Any, *allowed: SessionState) -> Session:
     return session
 
 
-def _with(group: Group, number: int, session: Session, **changes: Any) -> Group:
-    sessions = (*group.sessions[:number], session, *group.sessions[number + 1 :])
-    return replace(group, sessions=sessions, **changes)
-
-
-def _started(group: Group, event: ev.SessionStarted, seq: int, at_ns: int) -> Group:
-    session = _session(group, event, "waiting")
-    opened = replace(
+def _started(group: Group, event: ev.SessionStarted, phase: Phase, seq: int, at_ns: int) -> Group:
+    sessions = list(group.sessions)
+    session = _session(group, sessions, event, ("waiting",))
+    sessions[event.session] = replace(
         session, state="open", started_at_ns=at_ns, last_seq=seq, weight_version=event.weight_version, failure=None
     )
-    return _with(group, event.session, opened)
+    return replace(group, kept=tuple(sessions), phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
-def _finished(group: Group, event: ev.SessionFinished, seq: int, at_ns: int) -> Group:
-    session = _session(group, event, "open")
-    ended = replace(
-        session,
-        state="finished",
-        trajectories=event.trajectories,
-        payload=event.payload,
-        ended_at_ns=at_ns,
-        last_seq=seq,
+def _finished(group: Group, event: ev.SessionFinished, phase: Phase, seq: int, at_ns: int) -> Group:
+    sessions = list(group.sessions)
+    session = _session(group, sessions, event, ("open",))
+    rows = event.trajectories
+    sessions[event.session] = replace(
+        session, state="finished", trajectories=rows, payload=event.payload, ended_at_ns=at_ns, last_seq=seq
     )
-    last = event.trajectories[-1:]
-    return _with(
+    by_session, by_trajectory = group.session_ranges, group.trajectory_ranges
+    if len(rows) == 1 and (by_session is by_trajectory or by_session == by_trajectory):
+        # As long as each session has one trajectory, both are the same, and one object.
+        by_session = by_trajectory = widened(by_session, rows)
+    else:
+        by_session, by_trajectory = widened(by_session, rows[-1:]), widened(by_trajectory, rows)
+    return replace(
         group,
-        event.session,
-        ended,
+        kept=tuple(sessions),
         settled_count=group.settled_count + 1,
         finished_count=group.finished_count + 1,
-        trajectory_count=group.trajectory_count + len(event.trajectories),
-        session_ranges=widened(group.session_ranges, last),
-        trajectory_ranges=widened(group.trajectory_ranges, event.trajectories),
+        trajectory_count=group.trajectory_count + len(rows),
+        session_ranges=by_session,
+        trajectory_ranges=by_trajectory,
+        phase=phase,
+        last_seq=seq,
+        last_at_ns=at_ns,
     )
 
 
@@ -224,20 +253,34 @@ def widened(ranges: Mapping[str, Range], trajectories: tuple[ev.TrajectoryRecord
     wider = dict(ranges)
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
-            low, high, count = wider.get(name, (value, value, 0))
-            wider[name] = (min(low, value), max(high, value), count + 1)
+            known = wider.get(name)
+            if known is None:
+                wider[name] = (value, value, 1)
+            else:
+                low, high, count = known
+                wider[name] = (value if value < low else low, value if value > high else high, count + 1)
     return wider
 
 
-def _failed(group: Group, event: ev.SessionFailed, seq: int, at_ns: int) -> Group:
-    session = _session(group, event, "open", "waiting")
+def _failed(group: Group, event: ev.SessionFailed, phase: Phase, seq: int, at_ns: int) -> Group:
+    sessions = list(group.sessions)
+    session = _session(group, sessions, event, ("open", "waiting"))
     ended = replace(session, failure=event.failure, message=event.message, ended_at_ns=at_ns, last_seq=seq)
     if event.retry_in_s is not None:
-        return _with(group, event.session, replace(ended, state="waiting", attempt=session.attempt + 1))
-    return _with(group, event.session, replace(ended, state="failed"), settled_count=group.settled_count + 1)
+        sessions[event.session] = replace(ended, state="waiting", attempt=session.attempt + 1)
+        return replace(group, kept=tuple(sessions), phase=phase, last_seq=seq, last_at_ns=at_ns)
+    sessions[event.session] = replace(ended, state="failed")
+    return replace(
+        group,
+        kept=tuple(sessions),
+        settled_count=group.settled_count + 1,
+        phase=phase,
+        last_seq=seq,
+        last_at_ns=at_ns,
+    )
 
 
-def _terminal(group: Group, event: ev.GroupFinished | ev.GroupFailed, seq: int, at_ns: int) -> Group:
+def _terminal(group: Group, event: ev.GroupFinished | ev.GroupFailed, phase: Phase, seq: int, at_ns: int) -> Group:
     if not group.settled:
         waiting = [i for i, session in enumerate(group.sessions) if session.state not in SETTLED]
         raise SessionStateError(
@@ -247,21 +290,25 @@ def _terminal(group: Group, event: ev.GroupFinished | ev.GroupFailed, seq: int, 
     finished = isinstance(event, ev.GroupFinished)
     return replace(
         group,
+        kept=_ENCODER.encode(group.sessions),
         terminal=Phase.FINISHED if finished else Phase.FAILURE,
         terminal_seq=seq,
         partial=isinstance(event, ev.GroupFinished) and event.partial,
         cancelled=isinstance(event, ev.GroupFailed) and event.cancelled,
+        phase=phase,
+        last_seq=seq,
+        last_at_ns=at_ns,
     )
 
 
-def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Group:
+def _requeued(group: Group, event: ev.GroupRequeued, phase: Phase, seq: int, at_ns: int) -> Group:
     again = tuple(
         Session(attempt=session.attempt + 1, last_seq=seq, first_attempt=session.attempt + 1)
         for session in group.sessions
     )
     return replace(
         group,
-        sessions=again,
+        kept=again,
         settled_count=0,
         finished_count=0,
         trajectory_count=0,
@@ -278,10 +325,13 @@ def _requeued(group: Group, event: ev.GroupRequeued, seq: int, at_ns: int) -> Gr
         ended_version=0,
         requeue_count=group.requeue_count + 1,
         rule_requeue_count=group.rule_requeue_count + event.by_rule,
+        phase=phase,
+        last_seq=seq,
+        last_at_ns=at_ns,
     )
 
 
-_HANDLERS: dict[type[ev.Event], Callable[[Group, Any, int, int], Group]] = {
+_HANDLERS: dict[type[ev.Event], Callable[[Group, Any, Any, int, int], Group]] = {
     ev.SessionStarted: _started,
     ev.SessionFinished: _finished,
     ev.SessionFailed: _failed,
@@ -289,6 +339,12 @@ _HANDLERS: dict[type[ev.Event], Callable[[Group, Any, int, int], Group]] = {
     ev.GroupFailed: _terminal,
     ev.GroupRequeued: _requeued,
 }
+
+_STEPS = {
+    phase: {kind: (_HANDLERS[kind], target) for kind, target in cells.items() if kind in _HANDLERS}
+    for phase, cells in TRANSITIONS.items()
+}
+"""What `next_phase` and `_HANDLERS` say together, since most events ask both: handler and next phase."""
 
 
 def terminal_event(

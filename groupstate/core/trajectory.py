@@ -177,9 +177,10 @@ def _log_probs(values: Any, length: int, who: str) -> tuple[float, ...]:
         raise UnusableResult(
             f"{who} has {len(numbers)} log_probs for {length} response tokens; give one for each, or none"
         )
-    for position, value in enumerate(numbers):
-        if not math.isfinite(value):
-            raise UnusableResult(f"{who} has {_shown(values[position])} at log_probs[{position}]; it must be finite")
+    # A sum says of all whether they are finite: those of 32 bits are far too small to overflow it.
+    if not math.isfinite(sum(numbers)):
+        position = next(position for position, value in enumerate(numbers) if not math.isfinite(value))
+        raise UnusableResult(f"{who} has {_shown(values[position])} at log_probs[{position}]; it must be finite")
     return numbers
 
 

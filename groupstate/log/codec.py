@@ -17,6 +17,7 @@ from groupstate.errors import LogError, UnsupportedLog
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(list[Record])
+_SINGLE_DECODER = msgspec.msgpack.Decoder(Record)
 _LOOSE_DECODER = msgspec.msgpack.Decoder()
 _KNOWN_TAGS = frozenset(kind.__struct_config__.tag for kind in EVENT_TYPES)
 
@@ -27,6 +28,9 @@ def encode_items(records: Sequence[Record]) -> tuple[bytes, list[Record]]:
     Items of several posts are joined to one array by `join_items`, so that a frame is decoded in one call.
     """
     try:
+        if len(records) == 1:
+            data = _ENCODER.encode(records[0])
+            return data, [_SINGLE_DECODER.decode(data)]
         data = _ENCODER.encode(records)
         again = _DECODER.decode(data)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import attrs
+import msgspec
 
 from groupstate.core.events import Record
 from groupstate.errors import LogFailed
@@ -23,8 +23,7 @@ post may be larger."""
 _EVERYBODY = float("inf")
 
 
-@attrs.frozen
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One step for the writer: payloads, then records, then payloads to let go."""
 
     puts: Sequence[tuple[int, bytes]] = ()
@@ -56,7 +55,8 @@ class GroupCommit:
         self._tidy = tidy
         self._release = release
         self._inline = inline
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[Entry] = deque()
         self._unkept: list[Record] = []
         """Posted and not durable yet."""
@@ -84,15 +84,18 @@ class GroupCommit:
 
     def submit(self, entry: Entry) -> None:
         """Queue an entry. Never waits; without a thread it is kept when this returns."""
-        with self._changed:
+        # By the lock itself: entering the condition is a call more, and this is done for every event.
+        with self._lock:
             self.check_open()
+            if not self._queue:
+                # Else the writer knows already: it waits only while nothing is queued.
+                self._changed.notify()
             self._queue.append(entry)
             self._unkept += entry.records
             self.last_seq += len(entry.records)
             if self._thread is None and not self._inline:
                 self._thread = threading.Thread(target=self._run, name="groupstate-log", daemon=True)
                 self._thread.start()
-            self._changed.notify()
         if self._inline:
             self._commit(self._take())
             self._tidied()
@@ -174,11 +177,11 @@ class GroupCommit:
     def _take(self) -> list[Entry]:
         """The next commit: all that is queued, up to the bound, but at least one entry."""
         with self._changed:
-            entries = [self._queue.popleft()]
-            size = len(entries[0].items)
-            while self._queue and size + len(self._queue[0].items) <= COMMIT_BYTES_MAX:
-                entries.append(self._queue.popleft())
-                size += len(entries[-1].items)
+            queue = self._queue
+            entries = [queue.popleft()]
+            room = COMMIT_BYTES_MAX - len(entries[0].items)
+            while queue and (room := room - len(queue[0].items)) >= 0:
+                entries.append(queue.popleft())
             return entries
 
     def _commit(self, entries: list[Entry]) -> None:
@@ -187,7 +190,7 @@ class GroupCommit:
         except Exception as error:  # a full disk, a lost lock or our own fault: all end the log
             self._fail(error)
             return
-        count = sum(len(entry.records) for entry in entries)
+        count = sum([len(entry.records) for entry in entries])
         with self._changed:
             self.durable_seq += count
             del self._unkept[:count]

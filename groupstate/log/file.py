@@ -8,10 +8,10 @@ Rule 2: `post` checks and encodes on the caller's thread, so what can't be kept 
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -247,8 +247,8 @@ class FileLog:
         if records:
             self._commit.submit(Entry(self.payloads.take_new(), records, items))
 
-    async def durable(self, seq: int) -> None:
-        await self._commit.wait(seq)
+    def durable(self, seq: int) -> Coroutine[Any, Any, None]:
+        return self._commit.wait(seq)
 
     def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int) -> None:
         """Write a snapshot once its events are durable, and then retire what `keep` lets go of.

@@ -83,7 +83,7 @@ class HeadWriter:
             raise
 
     def write(self, durable_seq: int) -> None:
-        self._mark = attrs.evolve(self._mark, durable_seq=durable_seq)
+        self._mark = Watermark(durable_seq, self._mark.flushed, self._mark.boot_crc)
         write_all(self._disk, self._fd, _encode(self._mark, self._seed), self._slot * SLOT_BYTES)
         self._slot = 1 - self._slot
 

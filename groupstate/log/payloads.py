@@ -217,6 +217,8 @@ class FilePayloads:
 
     def take_new(self) -> list[tuple[int, bytes]]:
         """What was put since the last call, for the commit of the next events."""
+        if not self._new:
+            return []
         with self._lock:
             taken, self._new = self._new, {}
         return list(taken.items())

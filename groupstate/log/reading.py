@@ -7,6 +7,7 @@ Rule 2: what the watermark covers must be readable; where it isn't, that is dama
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import chain
 from typing import NoReturn
 
 import msgspec
@@ -187,8 +188,7 @@ def read_log(
 
 def _records(disk: Disk, run: RunDir, cursor: Cursor, start: int, limit: int | None) -> Iterator[Record]:
     with reading(disk, run, start):
-        for records in cursor.read(limit):
-            yield from records
+        yield from chain.from_iterable(cursor.read(limit))
 
 
 def first_event(path: str | os.PathLike[str], *, disk: Disk | None = None) -> int:

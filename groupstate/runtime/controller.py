@@ -296,14 +296,13 @@ class Controller:
         if self.closing:
             return False
         held = why_held(self.book, self.rules) is not None
-        holds = held and self.admits and self.drawing.possible
-        self._hold("a group in flight is at the lag bound" if holds else "")
-        if held or not self._may_draw():
-            return False
-        if no_room := self._no_room():
-            if no_room != self.book.held_reason:
-                log.warning("nothing is drawn for want of room; see `groupstate disk`", reason=no_room)
-            self._hold(no_room)
+        reason = self._no_room() if self.drawing.possible else ""
+        if reason and reason != self.book.held_reason:
+            log.warning("nothing is drawn for want of room; see `groupstate disk`", reason=reason)
+        if not reason and held and self.admits and self.drawing.possible:
+            reason = "a group in flight is at the lag bound"
+        self._hold(reason)
+        if reason or held or not self._may_draw():
             return False
         urgent = max(shortage(self.book, self.rules), self._watched_shortage())
         count = max(urgent, admissible(self.book, self.rules) if self.admits else 0)

@@ -97,7 +97,7 @@ class Ledger:
         """Take records that are in the log already into the book."""
         for record in records:
             self.book.apply(record)
-            if isinstance(record.event, ev.GroupFinished | ev.GroupFailed | ev.GroupRequeued):
+            if self.endings and isinstance(record.event, ev.GroupFinished | ev.GroupFailed | ev.GroupRequeued):
                 self.endings.pop(record.event.group_id, None)
             for observer in self.observers:
                 observer(record)

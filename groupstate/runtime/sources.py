@@ -226,7 +226,12 @@ def as_source(value: Any) -> Source:
         return MixedSource(value)
     if isinstance(value, (str, Path)):
         return file_source(Path(value))
-    if hasattr(value, "draw") and hasattr(value, "seek"):
+    if hasattr(value, "draw"):
+        missing = [name for name in ("name", "position", "seek") if not hasattr(value, name)]
+        if missing:
+            raise BadInput(
+                f"source {value!r} has no {', no '.join(missing)}; it needs name, position, draw() and seek()"
+            )
         return value  # type: ignore[no-any-return]
     if isinstance(value, Sequence):
         return ListSource(value)

@@ -7,6 +7,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+NAMES = [
+    "record",
+    "latency",
+    "sample",
+    "decision",
+    "publish",
+    "rescan",
+    "replay",
+    "memory",
+    "durable",
+    "trajectory",
+]
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -14,7 +26,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["record", "latency", "sample", "decision", "publish", "rescan"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_runs_and_names_the_machine(name, tmp_path):
     done = run("--quick", "--dir", str(tmp_path), name)
 
@@ -29,4 +41,4 @@ def test_an_unknown_benchmark_is_named():
     done = run("speed")
 
     assert done.returncode == 2
-    assert "there is no benchmark 'speed'; there are record, latency, sample, decision, publish, rescan" in done.stderr
+    assert f"there is no benchmark 'speed'; there are {', '.join(NAMES)}" in done.stderr

@@ -311,6 +311,37 @@ def test_a_group_that_is_terminal_ends_no_second_time() -> None:
     assert terminal_event(group, survivors_min=None, cancelled=False) is None
 
 
+@pytest.mark.parametrize("ending", [ev.GroupFinished("g"), ev.GroupFailed("g", cancelled=True)])
+def test_a_terminal_group_packs_its_sessions_and_gives_back_the_same(ending: ev.Event) -> None:
+    rows = (row(0, (0, 3, 5), (3, 9, 6), acc=0.25, length=-1.5), row(1, acc=1.0))
+    running = after(pending(3), started(0), started(1), failed(2), finished(0, *rows), failed(1, retry_in_s=1.0))
+    settled = after(running, failed(1, attempt=2))
+    ended = after(settled, ending)
+
+    assert isinstance(settled.kept, tuple)
+    assert isinstance(ended.kept, bytes)
+    assert ended.sessions == settled.sessions
+    assert ended.sessions is ended.sessions
+    assert ended.payloads() == settled.payloads() == [PROMPT, ANSWER]
+
+
+def test_a_requeued_group_has_its_sessions_unpacked_again() -> None:
+    ended = after(pending(1), failed(0), ev.GroupFailed("g"))
+
+    again = after(ended, ev.GroupRequeued("g"))
+
+    assert again.kept == (Session(attempt=2, last_seq=again.last_seq, first_attempt=2),)
+    assert after(again, started(0, attempt=2)).sessions[0].state == "open"
+
+
+def test_one_range_serves_for_sessions_and_trajectories_while_they_are_the_same() -> None:
+    one = after(pending(3), started(0), finished(0, row(acc=0.5)), started(1))
+    two = after(one, finished(1, row(acc=0.0), row(acc=1.0)))
+
+    assert one.session_ranges is one.trajectory_ranges
+    assert (two.session_ranges, two.trajectory_ranges) == ({"acc": (0.5, 1.0, 2)}, {"acc": (0.0, 1.0, 3)})
+
+
 # Fencing ---------------------------------------------------------------------------------------------
 
 Result = Literal["finished", "failed", "started"]
@@ -333,7 +364,7 @@ def test_each_result_of_the_current_attempt_is_taken_or_fenced(
     state: SessionState, in_flight: bool, result: Result
 ) -> None:
     phase = Phase.RUNNING if in_flight else Phase.FAILURE
-    group = replace(pending(), phase=phase, sessions=(Session(), Session(state, attempt=2)))
+    group = replace(pending(), phase=phase, kept=(Session(), Session(state, attempt=2)))
 
     assert fence_reason(group, 1, 2, result) == FENCES[state, in_flight][result]
 
@@ -345,14 +376,14 @@ def test_a_result_of_another_attempt_is_fenced_whatever_the_state(
     state: SessionState, in_flight: bool, result: Result, attempt: int
 ) -> None:
     phase = Phase.PENDING if in_flight else Phase.FINISHED
-    group = replace(pending(), phase=phase, sessions=(Session(), Session(state, attempt=2)))
+    group = replace(pending(), phase=phase, kept=(Session(), Session(state, attempt=2)))
 
     assert fence_reason(group, 1, attempt, result) == "attempt"
 
 
 @pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.FAILURE, Phase.SAMPLED, Phase.COMMITTED])
 def test_a_group_past_its_end_fences_as_terminal(phase: Phase) -> None:
-    group = replace(pending(1), phase=phase, sessions=(Session("finished"),))
+    group = replace(pending(1), phase=phase, kept=(Session("finished"),))
 
     assert fence_reason(group, 0, 1, "failed") == "terminal"
 

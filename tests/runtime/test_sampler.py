@@ -1024,16 +1024,39 @@ async def test_user_code_that_raises_in_the_middle_of_a_sample_leaves_nobody_wai
 
 
 @virtual
-async def test_a_source_without_a_position_is_told_as_the_sources_fault(loop):
+async def test_a_source_that_lacks_what_a_source_has_is_refused(loop):
     class Bare:
+        name = "bare"
+
         def draw(self) -> Prompt | None:
             return Prompt("p")
 
-        def seek(self, position: int) -> None: ...
+    with pytest.raises(BadInput, match=r"has no position, no seek; it needs name, position, draw\(\) and seek\(\)"):
+        async with opened(loop, source=Bare()):
+            pass
 
-    async with opened(loop, source=Bare()) as run:
-        with pytest.raises(SourceFailed, match="source 'Bare' failed at prompt -1: AttributeError"):
-            await run.sample(1)
+
+@virtual
+async def test_a_source_that_loses_its_position_is_told_as_the_sources_fault(loop):
+    class Broken(FunctionSource):
+        @property
+        def position(self) -> int:
+            if self.drawn:
+                raise OSError("the shelf is gone")
+            return 0
+
+        @position.setter
+        def position(self, value: int) -> None: ...
+
+        drawn = False
+
+        def draw(self) -> Prompt | None:
+            self.drawn = True
+            return Prompt("p")
+
+    async with opened(loop, source=Broken(lambda number: "p")) as run:
+        with pytest.raises(SourceFailed, match="failed at prompt -1: OSError: the shelf is gone"):
+            await run.sample(2)
 
 
 @virtual
