@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -170,7 +171,8 @@ async def _stop_on_signal(
 def show(run: Path, seq: int | None, by_position: bool, as_json: bool) -> None:
     """Show where RUN stands: its groups by phase, totals, who waits for what, open batches, marks.
 
-    Times are those of the log: an age is counted up to its last event (or to the one named by --at).
+    Times are those of the log: an age is counted up to its last event (or to the one named by --at). The row
+    `last event` alone looks at this machine's clock: it says for how long an open run has written nothing.
 
     \b
     Examples:
@@ -188,7 +190,7 @@ def show(run: Path, seq: int | None, by_position: bool, as_json: bool) -> None:
         if as_json:
             write_json(seen)
         else:
-            write_sections(overview_sections(seen))
+            write_sections(overview_sections(seen, None if seq is not None else time.time_ns()))
 
 
 def _show_frontier(run: Path, seq: int | None, *, as_json: bool) -> None:

@@ -12,11 +12,11 @@ from groupstate.inspect.story import Story
 from groupstate.inspect.words import joined, name_of, one_line, span_of, time_of
 
 
-def overview_sections(seen: Overview) -> list[Section]:
-    """Empty ones are left out when they are written."""
+def overview_sections(seen: Overview, now_ns: int | None = None) -> list[Section]:
+    """Empty ones are left out when they are written. `now_ns`, the time of day, says how old the last event is."""
     phases = tuple(str(phase) for phase in LIVE)
     return [
-        Section("run", (), _header(seen.header)),
+        Section("run", (), _header(seen.header, now_ns)),
         Section(
             "groups",
             ("partition", *phases, "sampleable"),
@@ -66,7 +66,7 @@ def overview_sections(seen: Overview) -> list[Section]:
     ]
 
 
-def _header(header: Header) -> list[tuple[str, str]]:
+def _header(header: Header, now_ns: int | None) -> list[tuple[str, str]]:
     source = f"{header.drawn} prompts{', exhausted' if header.source_exhausted else ''}"
     rules = ", ".join(f"{name} {value}" for name, value in header.rules.items())
     rows = [
@@ -74,6 +74,7 @@ def _header(header: Header) -> list[tuple[str, str]]:
         ("event", str(header.seq)),
         ("at", f"{time_of(header.at_ns)}, {span_of((header.at_ns - header.started_at_ns) / 1e9)} after the first"),
         ("state", "closed" if header.closed else "open, or its process is gone"),
+        ("last event", _quiet_for(header, now_ns)),
         ("opened", f"{header.openings} times" if header.openings > 1 else "once"),
         ("weight version", f"{header.weight_version}, lineage {header.lineage}"),
         ("source", source),
@@ -82,6 +83,13 @@ def _header(header: Header) -> list[tuple[str, str]]:
         ("groupstate", header.library),
     ]
     return [(name, one_line(value)) for name, value in rows if value]
+
+
+def _quiet_for(header: Header, now_ns: int | None) -> str:
+    """How long an open run has written nothing: what tells a slow one from a dead one."""
+    if now_ns is None or header.closed or now_ns < header.at_ns:
+        return ""
+    return f"{span_of((now_ns - header.at_ns) / 1e9)} ago"
 
 
 def _named(counts: Mapping[str, int]) -> list[tuple[str, str]]:

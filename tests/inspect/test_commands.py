@@ -11,8 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from groupstate.cli import main
+from groupstate.cli.runs import records_of
+from groupstate.cli.sections import overview_sections
 from groupstate.core import events as ev
 from groupstate.core.rules import RULES_VERSION
+from groupstate.inspect.overview import overview
 
 Kept = Callable[..., Path]
 STARTED = ev.RunStarted("r", {}, RULES_VERSION, 0, library="0.1")
@@ -139,6 +142,21 @@ def test_show_of_an_open_run_says_what_is_waited_for(kept: Kept) -> None:
     assert "in flight\tand 2 more\t\t\t\t\t\t" in out
     assert "refills owed\td\t2" in out
     assert "datasets\tmath\t1 evicted and 1 submitted" in out
+
+
+def test_show_says_how_long_an_open_run_has_written_nothing(kept: Kept) -> None:
+    run = kept(STARTED, submit("a"))
+    seen = overview(records_of(run))
+    now_ns = seen.header.at_ns + 90 * 1_000_000_000
+
+    assert ("last event", "1 min 30 s ago") in overview_sections(seen, now_ns)[0].rows
+    assert "last event" not in dict(overview_sections(seen, seen.header.at_ns - 1)[0].rows)  # a clock that went back
+    assert any(line.startswith("run\tlast event\t") and line.endswith(" ago") for line in lines("show", run))
+    assert not any("last event" in line for line in lines("show", run, "--at", "1"))
+
+
+def test_a_closed_run_is_not_waited_for(kept: Kept) -> None:
+    assert not any("last event" in line for line in lines("show", kept(STARTED, submit("a"), ev.RunClosed())))
 
 
 def test_show_as_a_table_and_as_json(driven: Path) -> None:
