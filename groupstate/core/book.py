@@ -8,19 +8,20 @@ carries them.
 
 import hashlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
 import msgspec
 from msgspec.structs import replace
 
+from groupstate.core import book_checks as checks
 from groupstate.core import events as ev
 from groupstate.core.group import Group, evolve, submitted, versions_used
 from groupstate.core.held import UNDELIVERED, Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, next_phase
-from groupstate.core.shelf import Shelf, has_rows
-from groupstate.errors import BadMark, DuplicateGroup, UnknownBatch, UnknownGroup
+from groupstate.core.shelf import Shelf
+from groupstate.errors import UnknownGroup
 
 DEPARTED_IDS_MAX = 1_000_000
 """Ids of groups that have left, kept to refuse their reuse and to fence their late results (about 0.15 GB)."""
@@ -103,6 +104,18 @@ class Book:
             raise UnknownGroup(group_id, tried, f"it was {left} and has left" if left else "it was never submitted")
         return found
 
+    def live(self, group_id: str, kind: type[ev.Event]) -> Group:
+        """The group, for an event of `kind` that is about it.
+
+        Raises:
+            GroupstateError: the group has left, or never was.
+        """
+        group = self.groups.get(group_id)
+        if group is None:
+            next_phase(self.departed.get(group_id), kind, group_id)
+        assert group is not None, "a group that has left or never was has no cell for it"
+        return group
+
     def lag(self, group: Group) -> int:
         """Weight versions between what the group counts from and the current one; 0 if it is newer.
 
@@ -179,14 +192,14 @@ class Book:
         Raises:
             GroupstateError: the event can't happen now.
         """
-        check = _CHECKS.get(type(event))
+        check = checks.CHECKS.get(type(event))
         if check is not None:
             check(self, event)
             return None
         group_id = getattr(event, "group_id", None)
         if group_id is None:
             return None
-        return evolve(self._live(group_id, type(event)), event, seq, at_ns)
+        return evolve(self.live(group_id, type(event)), event, seq, at_ns)
 
     def apply(self, record: ev.Record) -> None:
         """Take one event in.
@@ -265,13 +278,6 @@ class Book:
             shelf = self._shelves[partition] = Shelf(self._classes)
         return shelf
 
-    def _live(self, group_id: str, kind: type[ev.Event]) -> Group:
-        group = self.groups.get(group_id)
-        if group is None:
-            next_phase(self.departed.get(group_id), kind, group_id)
-        assert group is not None, "a group that has left or never was has no cell for it"
-        return group
-
     def _put(self, before: Group, after: Group) -> None:
         """Replace a live group by what it is in another phase, and move it between the indexes."""
         after = self._aged(before, after)
@@ -283,7 +289,7 @@ class Book:
     def _changed(self, event: Any, seq: int, at_ns: int) -> Group:
         """Replace the live group that an event is about; gives it as it was."""
         group_id = event.group_id
-        before = self.groups.get(group_id) or self._live(group_id, type(event))
+        before = self.groups.get(group_id) or self.live(group_id, type(event))
         after = evolve(before, event, seq, at_ns)
         if after.phase is before.phase:
             self.groups[group_id] = after
@@ -331,7 +337,7 @@ class Book:
     # Groups
 
     def _submitted(self, event: ev.GroupSubmitted, seq: int, at_ns: int) -> None:
-        _check_submitted(self, event)
+        checks.check_submitted(self, event)
         group = submitted(event, seq, at_ns)
         self.groups[group.group_id] = group
         self._shelf(group.partition).add(group)
@@ -363,7 +369,7 @@ class Book:
         use.new += 1
 
     def _evicted(self, event: ev.GroupEvicted, seq: int, at_ns: int) -> None:
-        before = self._live(event.group_id, ev.GroupEvicted)
+        before = self.live(event.group_id, ev.GroupEvicted)
         after = evolve(before, event, seq, at_ns)
         self._leave(before, after.phase)
         self._let_go(after)
@@ -389,7 +395,7 @@ class Book:
             window.filtered_values[event.shared_value] += 1
 
     def _fenced(self, event: ev.ResultFenced, seq: int, at_ns: int) -> None:
-        _check_fenced(self, event)
+        checks.check_fenced(self, event)
         self.totals["fenced"] += 1
         group = self.groups.get(event.group_id)
         if group is not None:
@@ -409,7 +415,7 @@ class Book:
         self._count_in(before.partition).sessions_failed[event.failure] += 1
 
     def _forfeited(self, event: ev.RefillForfeited, seq: int, at_ns: int) -> None:
-        _check_forfeited(self, event)
+        checks.check_forfeited(self, event)
         for _ in range(min(event.count, len(self.credits))):
             self.credits.pop()
             self.totals["forfeited"] += 1
@@ -423,7 +429,7 @@ class Book:
     # Batches
 
     def _requested(self, event: ev.BatchRequested, seq: int, at_ns: int) -> None:
-        _check_requested(self, event)
+        checks.check_requested(self, event)
         self.requests[event.request] = OpenRequest(
             event.request, event.partition, event.size, event.weight_version, seq, at_ns
         )
@@ -431,11 +437,11 @@ class Book:
         self.last_request = event.request
 
     def _request_cancelled(self, event: ev.BatchRequestCancelled, seq: int, at_ns: int) -> None:
-        _check_request_cancelled(self, event)
+        checks.check_request_cancelled(self, event)
         del self.requests[event.request]
 
     def _sampled(self, event: ev.BatchSampled, seq: int, at_ns: int) -> None:
-        groups = _check_sampled(self, event)
+        groups = checks.check_sampled(self, event)
         for group, lag in zip(groups, event.lags, strict=True):
             after = replace(evolve(group, event, seq, at_ns), batch=event.batch, sampled_lag=lag)
             self._put(group, after)
@@ -451,7 +457,7 @@ class Book:
         self.windows[event.partition] = Window()
 
     def _returned(self, event: ev.BatchReturned, seq: int, at_ns: int) -> None:
-        batch = _check_batch(self, event, "return")
+        batch = checks.check_batch(self, event, "return")
         del self.batches[event.batch]
         reported = self._windows_out.pop(event.batch, None)
         if reported is not None and event.reason in UNDELIVERED:
@@ -478,7 +484,7 @@ class Book:
         return replace(after, kept_lag=kept, batch=0, sampled_lag=0)
 
     def _committed(self, event: ev.BatchCommitted, seq: int, at_ns: int) -> None:
-        batch = _check_batch(self, event, "commit")
+        batch = checks.check_batch(self, event, "commit")
         del self.batches[event.batch]
         self._windows_out.pop(event.batch, None)
         for group_id in batch.group_ids:
@@ -538,7 +544,7 @@ class Book:
             del self.targets[version]
 
     def _starved(self, event: ev.DatasetStarved, seq: int, at_ns: int) -> None:
-        _check_starved(self, event)
+        checks.check_starved(self, event)
         use = self.uses[event.dataset]
         use.told_version, use.new = self.weight_version, 0
         self.totals["starved"] += 1
@@ -562,7 +568,7 @@ class Book:
             self._let_go(self.aside.pop(self._committed_at.popleft()[1]))
 
     def _rewound(self, event: ev.RunRewound, seq: int, at_ns: int) -> None:
-        _check_rewound(self, event)
+        checks.check_rewound(self, event)
         self._at_version(event.weight_version, event.lineage)
         self.marks = [mark for mark in self.marks if mark.seq <= event.mark_seq]
         while self.mark_seqs and self.mark_seqs[-1] > event.mark_seq:
@@ -602,76 +608,6 @@ def _capped(group: Group, weight_version: int) -> Group:
         return group
     return replace(group, aged_from=weight_version, rewound_to=weight_version)
 
-
-def _check_submitted(book: Book, event: ev.GroupSubmitted) -> None:
-    where = book.is_taken(event.group_id)
-    if where is not None:
-        raise DuplicateGroup(event.group_id, where)
-    assert event.size >= 1
-    assert event.cause != "refill" or book.credits, "a refill without credit"
-
-
-def _check_fenced(book: Book, event: ev.ResultFenced) -> None:
-    if event.group_id not in book.groups:
-        next_phase(book.departed.get(event.group_id), ev.ResultFenced, event.group_id)
-
-
-def _check_requested(book: Book, event: ev.BatchRequested) -> None:
-    assert event.request == book.last_request + 1
-
-
-def _check_request_cancelled(book: Book, event: ev.BatchRequestCancelled) -> None:
-    assert event.request in book.requests
-
-
-def _check_starved(book: Book, event: ev.DatasetStarved) -> None:
-    assert event.dataset in book.uses
-
-
-def _check_forfeited(book: Book, event: ev.RefillForfeited) -> None:
-    assert event.count > 0
-
-
-def _check_sampled(book: Book, event: ev.BatchSampled) -> Sequence[Group]:
-    assert event.request in book.requests
-    assert event.batch == book.last_batch + 1
-    assert len(set(event.group_ids)) == len(event.group_ids) == len(event.lags)
-    groups = [book._live(group_id, ev.BatchSampled) for group_id in event.group_ids]
-    for group in groups:
-        next_phase(group.phase, ev.BatchSampled, group.group_id)
-        assert has_rows(group)
-        assert group.partition == event.partition
-    return groups
-
-
-def _check_batch(book: Book, event: ev.BatchReturned | ev.BatchCommitted, tried: str) -> OpenBatch:
-    batch = book.batches.get(event.batch)
-    if batch is None:
-        state = "was committed or returned already" if event.batch <= book.last_batch else "was never sampled"
-        raise UnknownBatch(event.batch, tried, state)
-    return batch
-
-
-def _check_rewound(book: Book, event: ev.RunRewound) -> None:
-    if all(mark.seq != event.mark_seq for mark in book.marks):
-        kept = ", ".join(f"{mark.mark} (event {mark.seq})" for mark in book.marks) or "none"
-        raise BadMark(f"mark {event.mark} at event {event.mark_seq} can't be gone back to; marks that are kept: {kept}")
-    assert not book.batches, "batches come back before the run is rewound"
-
-
-Check = Callable[[Book, Any], object]
-_CHECKS: dict[type[ev.Event], Check] = {
-    ev.GroupSubmitted: _check_submitted,
-    ev.ResultFenced: _check_fenced,
-    ev.RefillForfeited: _check_forfeited,
-    ev.DatasetStarved: _check_starved,
-    ev.BatchRequested: _check_requested,
-    ev.BatchRequestCancelled: _check_request_cancelled,
-    ev.BatchSampled: _check_sampled,
-    ev.BatchReturned: lambda book, event: _check_batch(book, event, "return"),
-    ev.BatchCommitted: lambda book, event: _check_batch(book, event, "commit"),
-    ev.RunRewound: _check_rewound,
-}
 
 _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], object]] = {
     ev.RunStarted: Book._run_started,
