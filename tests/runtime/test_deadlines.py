@@ -9,6 +9,7 @@ from groupstate import RetryableError, Rules, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.errors import EngineDied, LogFailed, RolloutDied
 from groupstate.log.file import FileLog
+from groupstate.runtime import deadlines
 from groupstate.simulate.faults import Fault, FaultyDisk
 from tests.runtime.scenes import endless, events, finish, half_right, opened, quiet, started, virtual
 
@@ -122,6 +123,26 @@ async def test_validation_attempts_have_deadlines_too(loop):
 
         assert kinds(run) == [(0, 1, "timeout")]
         assert run.sampleable_count("val") == 1
+
+
+@virtual
+async def test_what_is_no_longer_due_is_forgotten_and_what_is_due_stays(loop, monkeypatch):
+    monkeypatch.setattr(deadlines, "SWEEP_AT", 12)
+    rules = Rules(session_deadline_s=20, group_deadline_s=30, attempts_max=2, requeues_max=1)
+    async with opened(loop, rules=rules, group_size=2) as run:
+        hung = run.submit("hung")
+        hung.start(0).finish(Trajectory(reward=1.0))
+        hung.start(1)
+        again = run.submit("again")
+        run.requeue(again.id)
+        for _ in range(100):
+            finish(run.submit("done"), 0.0, 1.0)
+        kept = run.deadlines.watched
+        await anyio.sleep(31)
+
+        assert kept <= 12
+        timeouts = [(event.group_id, event.session, event.attempt) for event in events(run, ev.SessionFailed)]
+        assert timeouts == [(hung.id, 1, 1), (hung.id, 1, 2), (again.id, 0, 2), (again.id, 1, 2)]
 
 
 # Sessions that a rollout runs ------------------------------------------------------------------------
