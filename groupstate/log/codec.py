@@ -77,7 +77,7 @@ def decode(body: bytes | memoryview, where: str, form: int = FORMAT, *, upcasts:
 def _raised(body: bytes | memoryview, where: str, form: int, upcasts: Upcasts) -> bytes | memoryview:
     try:
         return upcasts.raised(body, form)
-    except (msgspec.MsgspecError, TypeError, LookupError, ValueError) as error:
+    except (msgspec.MsgspecError, TypeError, LookupError, ValueError, AttributeError) as error:
         raise UnsupportedLog(
             f"{where} has an event ({error}) that isn't one of format {form}, which its segment says it is of"
         ) from error

@@ -50,7 +50,7 @@ class Upcasts:
         """The body of a frame as it would be in the current format.
 
         Raises:
-            msgspec.MsgspecError, TypeError, LookupError, ValueError: it isn't what that format says.
+            msgspec.MsgspecError, TypeError, LookupError, ValueError, AttributeError: it isn't what that format says.
         """
         steps = [self.steps[step] for step in range(form, FORMAT) if self.steps.get(step)]
         if not steps:

@@ -4,6 +4,7 @@ A golden log is a run directory as the version of then wrote it, with `expected.
 all of it must be for ever. They are never made again. For a new kind, field or format add a story, and run this.
 """
 
+import asyncio
 import hashlib
 import json
 import shutil
@@ -71,7 +72,7 @@ def payloads(path: Path, book: Book) -> dict[str, Any]:
         copy = Path(shutil.copytree(path, Path(folder) / "copy"))
         log = FileLog.open(copy, inline=True)
         told = _told(log.payloads, book)
-        log.aclose().close()
+        asyncio.run(log.aclose())
     text = json.dumps(told, sort_keys=True)
     return {
         "groups": len(told),
