@@ -52,8 +52,8 @@ def set_format(data: bytes, form: int) -> bytes:
     return header + struct.pack("<I", zlib.crc32(header)) + data[64:]
 
 
-def set_snapshot_format(data: bytes, form: int) -> bytes:
-    header = data[:8] + struct.pack("<H", form) + data[10:76]
+def set_snapshot_format(data: bytes, form: int, packing: int = 1) -> bytes:
+    header = data[:8] + struct.pack("<HB", form, packing) + data[11:76]
     return header + struct.pack("<I", zlib.crc32(header)) + data[80:]
 
 

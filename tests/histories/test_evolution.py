@@ -297,11 +297,21 @@ def test_where_the_events_are_gone_a_snapshot_of_a_later_version_is_refused(
         assert LATER[make_later][0] in output
 
 
-def test_a_snapshot_that_is_only_damaged_is_damage(tmp_path: Path) -> None:
-    path = copied("compacted", tmp_path)
-    for file in (path / "log").glob("*.snap"):
-        file.write_bytes(file.read_bytes()[:90])
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "a body that was cut": lambda data: data[:90],
+    "a header that was cut": lambda data: data[:40],
+    "a flipped bit in the header": lambda data: data[:20] + bytes([data[20] ^ 1]) + data[21:],
+    "another packing": lambda data: set_snapshot_format(data, 1, packing=9),
+}
 
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_snapshot_that_is_only_damaged_is_damage(damage: str, tmp_path: Path) -> None:
+    path, whole = copied("compacted", tmp_path), copied("rollout", tmp_path)
+    for file in [*(path / "log").glob("*.snap"), *(whole / "log").glob("*.snap")]:
+        file.write_bytes(DAMAGES[damage](file.read_bytes()))
+
+    assert opened(whole, lambda run: run.book.openings) == 4
     with pytest.raises(CorruptLog, match="no snapshot of them can be read"):
         read(path)
     assert "a segment before it is missing" in refused(path, CorruptLog)
