@@ -21,7 +21,7 @@ from groupstate.core.group import Group, evolve, submitted, versions_used
 from groupstate.core.held import UNDELIVERED, Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, next_phase
 from groupstate.core.shelf import Shelf
-from groupstate.errors import UnknownGroup
+from groupstate.errors import UnknownGroup, UnsupportedLog
 
 DEPARTED_IDS_MAX = 1_000_000
 """Ids of groups that have left, kept to refuse their reuse and to fence their late results (about 0.15 GB)."""
@@ -31,6 +31,9 @@ MARKS_REMEMBERED = 100
 
 MARKS_KEPT = 2
 """Checkpoint marks that a run can go back to; committed groups newer than the older one are kept aside."""
+
+BASES = frozenset({"dispatch", "first_token", "oldest_token", "newest_token", "target_version"})
+"""What the rules may count lag from."""
 
 
 class Book:
@@ -62,6 +65,8 @@ class Book:
         self.library = ""
         """The version that opened the run last."""
         self.rules: dict[str, Any] = {}
+        self.rules_version = 1
+        """Which meaning of the rules' settings is in force."""
         self.weight_version = 0
         self.lineage = 1
         self.last_seq = 0
@@ -242,6 +247,7 @@ class Book:
                 self.openings,
                 self.library,
                 self.rules,
+                self.rules_version,
                 self.weight_version,
                 self.lineage,
                 self.last_seq,
@@ -504,11 +510,13 @@ class Book:
     # Run
 
     def _run_started(self, event: ev.RunStarted, seq: int, at_ns: int) -> None:
-        self.run_id, self.started_at_ns, self.openings, self.library = event.run_id, at_ns, 1, event.library
         self._in_force(event.rules, event.weight_version, event.lineage)
+        self.run_id, self.started_at_ns, self.openings, self.library = event.run_id, at_ns, 1, event.library
+        self.rules_version = event.rules_version
 
     def _recovered(self, event: ev.RunRecovered, seq: int, at_ns: int) -> None:
         self._in_force(event.rules, event.weight_version, event.lineage)
+        self.rules_version = event.rules_version
         self.closed = False
         self.openings += 1
         self.library = event.library
@@ -517,8 +525,14 @@ class Book:
         self.source_exhausted = False
 
     def _in_force(self, rules: dict[str, Any], weight_version: int, lineage: int) -> None:
+        basis = rules.get("basis", "dispatch")
+        if basis not in BASES:
+            raise UnsupportedLog(
+                f"the log's rules count lag from {basis!r} (basis), which this version of groupstate doesn't know: "
+                "a newer one wrote it. Open it with that version, or a later one"
+            )
         self.rules = rules
-        self._basis = rules.get("basis", "dispatch")
+        self._basis = basis
         self._keeps_empty = rules.get("mode") == "sync" and rules.get("empty") == "keep"
         own = rules.get("datasets", {})
         classes = frozenset(name for name, settings in own.items() if settings.get("lag_max") is not None)

@@ -393,6 +393,20 @@ class Rules(Settings, frozen=True):
         return cls(**{**preset, **changes})
 
 
+def known_rules(data: Mapping[str, Any]) -> Rules:
+    """What this version knows of a log's rules, for looking at a run; the defaults where that makes no sense by itself.
+
+    What runs under them needs all of them: `rules_from_dict`.
+    """
+    known = {name: value for name, value in data.items() if name in Rules.__struct_fields__}
+    for left_out in (None, *known):
+        try:
+            return Rules(**{name: value for name, value in known.items() if name != left_out})
+        except BadSettings:
+            pass  # a value of a later version, perhaps: without that one setting, then
+    return Rules()
+
+
 def rules_from_dict(data: Mapping[str, Any], where: str = "rules") -> Rules:
     """Rules from a settings file or a log.
 

@@ -24,6 +24,11 @@ from groupstate.core.shelf import Shelf
 STATE_VERSION: Final = 1
 """Raised where an older library would misread a newer state."""
 
+
+class LaterState(ValueError):
+    """A state that a later version of the library wrote, and that this one would misread."""
+
+
 GROUPS_PER_PART: Final = 500
 IDS_PER_PART: Final = 20_000
 """Sizes of the parts: one is encoded in about a millisecond, so that an event loop beside it is not held up."""
@@ -40,6 +45,7 @@ class BookState(msgspec.Struct, kw_only=True):
     openings: int = 0
     library: str = ""
     rules: dict[str, Any] = {}
+    rules_version: int = 1
     weight_version: int = 0
     lineage: int = 1
     last_seq: int = 0
@@ -81,6 +87,12 @@ class Capture:
     """One byte for each id: the place of its last phase in `Phase`."""
 
 
+class _Version(msgspec.Struct):
+    """All that is read of a state of a later version."""
+
+    version: int = STATE_VERSION
+
+
 class Left(msgspec.Struct, array_like=True):
     """Ids of groups that have left."""
 
@@ -97,6 +109,7 @@ def capture(book: Book) -> Capture:
         openings=book.openings,
         library=book.library,
         rules=book.rules,
+        rules_version=book.rules_version,
         weight_version=book.weight_version,
         lineage=book.lineage,
         last_seq=book.last_seq,
@@ -145,6 +158,7 @@ def restore(taken: Capture) -> Book:
         "started_at_ns",
         "openings",
         "library",
+        "rules_version",
         "last_seq",
         "last_at_ns",
         "last_request",
@@ -204,6 +218,7 @@ def _shelf(classes: frozenset[str], groups: Sequence[Group], phases: dict[str, l
 # As bytes --------------------------------------------------------------------------------------------
 
 _ENCODER = msgspec.msgpack.Encoder()
+_VERSION = msgspec.msgpack.Decoder(_Version)
 _STATE = msgspec.msgpack.Decoder(BookState)
 _GROUPS = msgspec.msgpack.Decoder(list[Group])
 _LEFT = msgspec.msgpack.Decoder(Left)
@@ -228,7 +243,9 @@ def decoded(parts: Iterator[tuple[int, bytes]]) -> Capture:
     """A capture from its parts.
 
     Raises:
-        ValueError: the parts are not those of a capture, or of a later version.
+        LaterState: a later version's.
+        ValueError: the parts are not those of a capture.
+        msgspec.MsgspecError: the same.
     """
     state: BookState | None = None
     groups: list[Group] = []
@@ -237,9 +254,13 @@ def decoded(parts: Iterator[tuple[int, bytes]]) -> Capture:
     phases = bytearray()
     for kind, data in parts:
         if kind == STATE:
+            # Looked at by itself, since the rest may be of other types by then.
+            version = _VERSION.decode(data).version
+            if version > STATE_VERSION:
+                raise LaterState(
+                    f"its state is of version {version}; this version of groupstate reads up to version {STATE_VERSION}"
+                )
             state = _STATE.decode(data)
-            if state.version > STATE_VERSION:
-                raise ValueError(f"it is a state of version {state.version}, and {STATE_VERSION} can be read")
         elif kind == GROUPS:
             groups += _GROUPS.decode(data)
         elif kind == ASIDE:

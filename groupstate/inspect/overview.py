@@ -10,7 +10,7 @@ from groupstate.core.book import Book
 from groupstate.core.explain import Explanation, explain
 from groupstate.core.held import Credit, Mark, OpenBatch, Window
 from groupstate.core.phases import Phase
-from groupstate.core.rules import Rules, rules_from_dict
+from groupstate.core.rules import Rules, known_rules
 from groupstate.inspect.replay import book_at
 
 LIVE = (Phase.PENDING, Phase.RUNNING, Phase.FINISHED, Phase.FAILURE, Phase.SAMPLED)
@@ -37,7 +37,7 @@ class Header:
     admission_held: str
     """Why admission is held; empty if it isn't."""
     rules: dict[str, Any]
-    """The settings that aren't the defaults."""
+    """The settings that aren't the defaults, those that only a later version knows included."""
 
 
 @attrs.frozen
@@ -80,9 +80,9 @@ def overview(records: Iterable[ev.Record], seq: int | None = None, base: Book | 
         LogError: the log isn't one that a run wrote.
     """
     book = book_at(records, seq, base)
-    rules = rules_from_dict(book.rules)
+    rules = known_rules(book.rules)
     return Overview(
-        header=_header(book, rules),
+        header=_header(book),
         partitions=tuple(_counts(book, partition) for partition in book.partitions()),
         totals=dict(sorted(book.totals.items())),
         waits=tuple(_explained(book, rules, partition) for partition in book.partitions()),
@@ -98,8 +98,9 @@ def overview(records: Iterable[ev.Record], seq: int | None = None, base: Book | 
     )
 
 
-def _header(book: Book, rules: Rules) -> Header:
+def _header(book: Book) -> Header:
     defaults = Rules().to_dict()
+    own = {name: value for name, value in book.rules.items() if name not in defaults or value != defaults[name]}
     return Header(
         run_id=book.run_id,
         library=book.library,
@@ -113,7 +114,7 @@ def _header(book: Book, rules: Rules) -> Header:
         drawn=book.totals["drawn"],
         source_exhausted=book.source_exhausted,
         admission_held=book.held_reason,
-        rules={name: value for name, value in rules.to_dict().items() if value != defaults[name]},
+        rules=own,
     )
 
 

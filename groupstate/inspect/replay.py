@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from groupstate.core.book import Book
 from groupstate.core.events import Record
-from groupstate.errors import BadInput, GroupstateError, LogError
+from groupstate.errors import BadInput, GroupstateError, LogError, UnsupportedLog
 
 
 def applied(book: Book, record: Record) -> Book:
@@ -12,9 +12,12 @@ def applied(book: Book, record: Record) -> Book:
 
     Raises:
         LogError: the record can't follow what came before, so the log isn't one that a run wrote.
+        UnsupportedLog: it says what this version doesn't know.
     """
     try:
         book.apply(record)
+    except UnsupportedLog:
+        raise
     except (GroupstateError, AssertionError, LookupError, ValueError) as error:
         why = str(error) or type(error).__name__
         kind = type(record.event).__name__

@@ -11,7 +11,7 @@ from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.group import Group, Session
 from groupstate.core.phases import Phase
-from groupstate.core.rules import rules_from_dict
+from groupstate.core.rules import known_rules
 from groupstate.errors import UnknownGroup
 from groupstate.inspect.near import near
 from groupstate.inspect.replay import applied
@@ -75,7 +75,7 @@ class _Teller:
     def __init__(self, group_id: str, book: Book) -> None:
         self.group_id = group_id
         self.book = book
-        self.rules = rules_from_dict(book.rules)
+        self.rules = known_rules(book.rules)
         self.steps: list[Step] = []
         self.last: Group | None = book.groups.get(group_id)
         """The group as it last was in the book."""
@@ -97,7 +97,7 @@ class _Teller:
         if after is None and before is not None:
             self.left = Phase.EVICTED if isinstance(event, ev.GroupEvicted) else Phase.COMMITTED
         if isinstance(event, ev.RunStarted | ev.RunRecovered):
-            self.rules = rules_from_dict(event.rules)
+            self.rules = known_rules(event.rules)
         text = self._text(event, before, after, owed_by, waited_s)
         if text:
             if isinstance(event, ev.GroupSubmitted) and event.group_id == self.group_id:

@@ -14,6 +14,7 @@ import msgspec
 
 from groupstate.core.events import EVENT_TYPES, PayloadRef, Record, TrajectoryRecord, VersionSpan
 from groupstate.errors import LogError, UnsupportedLog
+from groupstate.log.upcasts import FORMAT, UPCASTS, Upcasts
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(list[Record])
@@ -51,12 +52,17 @@ def join_items(parts: Iterable[bytes], count: int) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big") + b"".join(parts)
 
 
-def decode(body: bytes | memoryview, where: str) -> list[Record]:
+def decode(body: bytes | memoryview, where: str, form: int = FORMAT, *, upcasts: Upcasts = UPCASTS) -> list[Record]:
     """The records of one frame, whose checksum was found good.
+
+    Args:
+        form: the format of its segment.
 
     Raises:
         UnsupportedLog: an event kind, or a value in it, that this version doesn't know.
     """
+    if form != FORMAT:
+        body = _raised(body, where, form, upcasts)
     try:
         return _DECODER.decode(body)
     except msgspec.MsgspecError as error:
@@ -65,6 +71,15 @@ def decode(body: bytes | memoryview, where: str) -> list[Record]:
         raise UnsupportedLog(
             f"{where} has {known} this version of groupstate doesn't know: a newer one wrote it. "
             "Open it with that version, or a later one"
+        ) from error
+
+
+def _raised(body: bytes | memoryview, where: str, form: int, upcasts: Upcasts) -> bytes | memoryview:
+    try:
+        return upcasts.raised(body, form)
+    except (msgspec.MsgspecError, TypeError, LookupError, ValueError, AttributeError) as error:
+        raise UnsupportedLog(
+            f"{where} has an event ({error}) that isn't one of format {form}, which its segment says it is of"
         ) from error
 
 

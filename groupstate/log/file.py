@@ -33,8 +33,9 @@ from groupstate.log.recovery import Findings, carry_out, examine
 from groupstate.log.retention import Keep, checked_keep, expect_readers
 from groupstate.log.rundir import RunDir, RunInfo, parse_log_id, read_run_info, write_run_info
 from groupstate.log.segments import SEGMENT_BYTES, SegmentWriter, list_segments
-from groupstate.log.snapshots import Parts, SnapshotInfo
+from groupstate.log.snapshots import Parts, Snapshot, SnapshotInfo, newest_snapshot
 from groupstate.log.space import Space, with_quota
+from groupstate.log.upcasts import UPCASTS, Upcasts
 
 FileDurability: TypeAlias = Literal["fsync", "os"]
 
@@ -51,6 +52,7 @@ class _Options:
     payload_file_bytes: int
     now_ns: Callable[[], int]
     keep: Keep = "all"
+    upcasts: Upcasts = UPCASTS
 
     def __attrs_post_init__(self) -> None:
         if self.durability not in ("fsync", "os"):
@@ -75,6 +77,7 @@ class FileLog:
         self._info = info
         self._lock = lock
         self._now_ns = options.now_ns
+        self._upcasts = options.upcasts
         boot_crc = zlib.crc32(boot_id().encode())
         seed = checksum_seed(info.log_id)
         self._payload_writer = PayloadWriter(disk, run, info.log_id, file_bytes=options.payload_file_bytes, sync=sync)
@@ -112,7 +115,7 @@ class FileLog:
         )
 
     def _recover(self, boot_crc: int, *, sync: bool) -> Findings:
-        findings = examine(self._disk, self._run, self._info.log_id, boot_crc)
+        findings = examine(self._disk, self._run, self._info.log_id, boot_crc, upcasts=self._upcasts)
         self.payloads.load()
         carry_out(self._disk, self._run, findings, sync=sync)
         schema = os.path.join(self._run.log, schema_name())
@@ -191,11 +194,13 @@ class FileLog:
         disk_free_min_bytes: int | None = None,
         disk: Disk | None = None,
         now_ns: Callable[[], int] = time.time_ns,
+        upcasts: Upcasts = UPCASTS,
     ) -> "FileLog":
         """Open a run to go on writing, and recover its log: see `torn_bytes` and `recovered_seq`.
 
         Args:
             take_over: replace a writer on another machine, whose death can't be seen from here.
+            upcasts: how events of older formats are read.
 
         The other arguments are those of `create`. An error leaves every file as it was.
 
@@ -209,7 +214,9 @@ class FileLog:
         """
         run = RunDir.at(path)
         disk, space = with_quota(OsDisk() if disk is None else disk, run.path, disk_bytes_max, disk_free_min_bytes)
-        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns, checked_keep(keep))
+        options = _Options(
+            disk, durability, inline, segment_bytes, payload_file_bytes, now_ns, checked_keep(keep), upcasts
+        )
         info = read_run_info(disk, run)
         with ExitStack() as undo, _log_errors(f"{run.path} can't be opened"):
             lock = Lock.acquire(disk, run.lock, now_ns=now_ns(), take_over=take_over)
@@ -250,6 +257,10 @@ class FileLog:
     def durable(self, seq: int) -> Coroutine[Any, Any, None]:
         return self._commit.wait(seq)
 
+    def snapshot_before(self, seq: int) -> Snapshot | None:
+        """The newest good snapshot that doesn't hold event `seq`, where the one that does is of no use."""
+        return newest_snapshot(self._disk, self._run, self._info.log_id, upto=seq - 1)
+
     def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int) -> None:
         """Write a snapshot once its events are durable, and then retire what `keep` lets go of.
 
@@ -270,7 +281,7 @@ class FileLog:
 
     def read(self, start: int = 1, stop: int | None = None) -> Iterator[Record]:
         kept_seq, unkept = self._commit.unkept()
-        cursor = Cursor(self._disk, self._run, self._info.log_id, start)
+        cursor = Cursor(self._disk, self._run, self._info.log_id, start, upcasts=self._upcasts)
         kept = cursor.read(kept_seq if stop is None else min(kept_seq, stop - 1))
         wanted = (record for record in unkept if record.seq >= start and (stop is None or record.seq < stop))
         return chain(chain.from_iterable(kept), wanted)

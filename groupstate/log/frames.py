@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import attrs
 
 from groupstate.errors import UnsupportedLog
+from groupstate.log.upcasts import FORMAT, UPCASTS, Upcasts
 
 SEGMENT_MAGIC = b"GSLOG1\0\0"
-FORMAT = 1
 CODEC_MSGPACK = 1
 COMPRESSION_NONE = 0
 CHECKSUM_CRC32 = 1
@@ -41,15 +41,17 @@ class SegmentHeader:
     first_seq: int
     created_ns: int
     fingerprint: int
+    form: int = FORMAT
+    """The format of its events."""
 
     def encode(self) -> bytes:
         fields = (self.log_id, self.first_seq, self.created_ns, self.fingerprint)
-        kinds = (FORMAT, CODEC_MSGPACK, COMPRESSION_NONE, CHECKSUM_CRC32)
+        kinds = (self.form, CODEC_MSGPACK, COMPRESSION_NONE, CHECKSUM_CRC32)
         bare = _HEADER.pack(SEGMENT_MAGIC, *kinds, *fields, 0)[:_HEADER_CHECKED_BYTES]
         return bare + struct.pack("<I", zlib.crc32(bare))
 
 
-def parse_header(data: bytes, path: str) -> SegmentHeader | None:
+def parse_header(data: bytes, path: str, upcasts: Upcasts = UPCASTS) -> SegmentHeader | None:
     """The header, or None where it is torn or damaged.
 
     Raises:
@@ -62,14 +64,14 @@ def parse_header(data: bytes, path: str) -> SegmentHeader | None:
     )
     if crc != zlib.crc32(data[:_HEADER_CHECKED_BYTES]):
         return None
-    kinds = (magic, form, codec, compression, checksum)
-    if kinds != (SEGMENT_MAGIC, FORMAT, CODEC_MSGPACK, COMPRESSION_NONE, CHECKSUM_CRC32):
+    kinds = (magic, codec, compression, checksum)
+    if kinds != (SEGMENT_MAGIC, CODEC_MSGPACK, COMPRESSION_NONE, CHECKSUM_CRC32) or not upcasts.reads(form):
         raise UnsupportedLog(
             f"{path} is of format {form}, codec {codec}, compression {compression}, checksum {checksum}; this version "
-            f"of groupstate reads format {FORMAT}, codec {CODEC_MSGPACK}, compression {COMPRESSION_NONE}, "
+            f"of groupstate reads {upcasts.readable}, codec {CODEC_MSGPACK}, compression {COMPRESSION_NONE}, "
             f"checksum {CHECKSUM_CRC32}. Open it with the version that wrote it, or a later one"
         )
-    return SegmentHeader(log_id, first_seq, created_ns, fingerprint)
+    return SegmentHeader(log_id, first_seq, created_ns, fingerprint, form)
 
 
 def checksum_seed(log_id: bytes) -> int:

@@ -14,8 +14,8 @@ import msgspec
 
 from groupstate.core.book import Book
 from groupstate.core.events import Record
-from groupstate.core.snapshot import decoded, restore
-from groupstate.errors import CompactedLog, CorruptLog, LostEvents
+from groupstate.core.snapshot import LaterState, decoded, restore
+from groupstate.errors import CompactedLog, CorruptLog, LostEvents, UnsupportedLog
 from groupstate.log.archive import read_segment
 from groupstate.log.codec import decode
 from groupstate.log.disk import Disk, OsDisk, read_all
@@ -25,14 +25,18 @@ from groupstate.log.recovery import REPAIR_ADVICE, check_header, check_torn
 from groupstate.log.retention import reading
 from groupstate.log.rundir import RunDir, read_run_info
 from groupstate.log.segments import list_segments
-from groupstate.log.snapshots import list_snapshots, newest_snapshot
+from groupstate.log.snapshots import later_format, list_snapshots, newest_snapshot, read_snapshot, snapshot_path
+from groupstate.log.upcasts import FORMAT, UPCASTS, Upcasts
 
 
 class Cursor:
     """A place in a log, moved on by reading. Keeps no file open between two calls of `read`."""
 
-    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, start: int) -> None:
+    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, start: int, *, upcasts: Upcasts = UPCASTS) -> None:
         assert start >= 1
+        self._upcasts = upcasts
+        self._form = FORMAT
+        """Of the segment that the place is in."""
         self._disk = disk
         self._run = run
         self._log_id = log_id
@@ -103,7 +107,8 @@ class Cursor:
             data = memoryview(self._rest_of_archive(path))
         base = self._offset
         if base == 0:
-            check_header(path, bytes(data[:HEADER_BYTES]), self._log_id, self._segment)
+            header = check_header(path, bytes(data[:HEADER_BYTES]), self._log_id, self._segment, self._upcasts)
+            self._form = header.form
             self._offset = HEADER_BYTES
         for frame in walk(data, self._offset - base, self._seed, self._next_seq):
             if limit is not None and frame.first_seq > limit:
@@ -150,7 +155,8 @@ class Cursor:
 
     def _decode(self, path: str, base: int, data: memoryview, frame: Frame, limit: int | None) -> list[Record]:
         offset = base + frame.start
-        records = decode(data[frame.body_start : frame.stop], f"{path} at byte {offset}")
+        where = f"{path} at byte {offset}"
+        records = decode(data[frame.body_start : frame.stop], where, self._form, upcasts=self._upcasts)
         numbers = [record.seq for record in records]
         if numbers != list(range(frame.first_seq, frame.first_seq + frame.count)):
             what = f"the frame says events {frame.first_seq} to {frame.last_seq} and holds {numbers[:5]}"
@@ -214,6 +220,7 @@ def beginning(path: str | os.PathLike[str], *, disk: Disk | None = None) -> tupl
 
     Raises:
         CorruptLog: events are gone, and no snapshot that can be read says what they led to.
+        UnsupportedLog: the same, and there is one that a later version wrote.
     """
     first = first_event(path, disk=disk)
     if first == 1:
@@ -223,7 +230,28 @@ def beginning(path: str | os.PathLike[str], *, disk: Disk | None = None) -> tupl
     for seq in list_snapshots(disk, run):
         if seq >= first - 1 and (book := read_book(path, seq, disk=disk)) is not None:
             return book, book.last_seq + 1
+    if later := _later_snapshot(disk, run, first - 1):
+        raise UnsupportedLog(
+            f"{later}, and the events before event {first} are gone. "
+            "Look at the run with the version that wrote it, or a later one"
+        )
     raise CorruptLog(run.segment(first), 0, 1, "the events before it are gone, and no snapshot of them can be read")
+
+
+def _later_snapshot(disk: Disk, run: RunDir, least_seq: int) -> str:
+    """That a later version wrote a snapshot after event `least_seq` or a later one, as text; empty where none did."""
+    log_id = read_run_info(disk, run).log_id
+    if text := later_format(disk, run, log_id, least_seq):
+        return text
+    for seq in list_snapshots(disk, run):
+        found = read_snapshot(disk, run, log_id, seq) if seq >= least_seq else None
+        try:
+            decoded(iter(()) if found is None else found.parts())
+        except LaterState as error:
+            return f"{snapshot_path(run, seq)} can't be read: {error}"
+        except (ValueError, msgspec.MsgspecError):
+            pass
+    return ""
 
 
 def read_book(path: str | os.PathLike[str], upto: int | None = None, *, disk: Disk | None = None) -> Book | None:

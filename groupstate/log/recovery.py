@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import attrs
 
-from groupstate.errors import CorruptLog, LostEvents
+from groupstate.errors import CorruptLog, LostEvents, UnsupportedLog
 from groupstate.log.archive import read_segment
 from groupstate.log.disk import Disk
 from groupstate.log.frames import (
@@ -28,8 +28,9 @@ from groupstate.log.head import Watermark, read_head
 from groupstate.log.payload_files import list_payload_files, payload_path
 from groupstate.log.rundir import RunDir
 from groupstate.log.segments import SegmentEnd, is_leftover, list_segments
-from groupstate.log.snapshots import Snapshot, newest_snapshot, snapshot_path
+from groupstate.log.snapshots import Snapshot, later_format, newest_snapshot, snapshot_path
 from groupstate.log.snapshots import is_leftover as is_snapshot_leftover
+from groupstate.log.upcasts import UPCASTS, Upcasts
 
 REPAIR_ADVICE = (
     "Nothing was changed. `groupstate repair RUN` says what is still good, and writes a new run up to an event you "
@@ -52,7 +53,7 @@ class Findings:
     """The newest good one."""
 
 
-def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int) -> Findings:
+def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int, *, upcasts: Upcasts = UPCASTS) -> Findings:
     """Read every frame of the log behind the newest snapshot, all without one, and judge it.
 
     What lies before the snapshot's segment isn't read: `groupstate check` does that.
@@ -60,13 +61,14 @@ def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int) -> Findings:
     Raises:
         CorruptLog: damage that isn't a torn tail.
         LostEvents: acknowledged events are missing at the end.
-        UnsupportedLog: a segment of a format that this version doesn't know.
+        UnsupportedLog: a segment of a format that this version doesn't know; or a snapshot of one, where the events
+            before it are gone.
     """
     mark = read_head(disk, run.head, checksum_seed(log_id))
     names = disk.listdir(run.log)
     leftovers = [os.path.join(run.log, name) for name in names if is_leftover(name) or is_snapshot_leftover(name)]
     snapshot = newest_snapshot(disk, run, log_id)
-    findings = _examine_segments(disk, run, log_id, snapshot.info.seq if snapshot else 0)
+    findings = _examine_segments(disk, run, log_id, snapshot.info.seq if snapshot else 0, upcasts)
     excused = mark is not None and _may_be_lost(mark, boot_crc)
     promised = max(mark.durable_seq if mark is not None else 0, snapshot.info.seq if snapshot else 0)
     if findings.last_seq < promised and not excused:
@@ -83,7 +85,7 @@ def _may_be_lost(mark: Watermark, boot_crc: int) -> bool:
     return not mark.flushed and mark.boot_crc != boot_crc
 
 
-def _examine_segments(disk: Disk, run: RunDir, log_id: bytes, known_seq: int) -> Findings:
+def _examine_segments(disk: Disk, run: RunDir, log_id: bytes, known_seq: int, upcasts: Upcasts) -> Findings:
     """
     Args:
         known_seq: the last event of the newest snapshot; what lies in earlier segments was sealed before it.
@@ -94,33 +96,45 @@ def _examine_segments(disk: Disk, run: RunDir, log_id: bytes, known_seq: int) ->
     for first_seq in first_seqs[begin:]:
         path = run.segment(first_seq)
         if first_seq != findings.last_seq + 1:
+            if first_seq == first_seqs[0]:
+                _refuse_later_snapshots(disk, run, log_id, first_seq)
             missing = f"the next segment starts with event {first_seq}, so a segment before it is missing"
             raise CorruptLog(path, 0, findings.last_seq + 1, missing, REPAIR_ADVICE)
         last = first_seq == first_seqs[-1]
-        findings = _examine_segment(path, read_segment(disk, run, first_seq), log_id, first_seq, findings, last=last)
+        data = read_segment(disk, run, first_seq)
+        findings = _examine_segment(path, data, log_id, first_seq, findings, upcasts, last=last)
     return findings
 
 
+def _refuse_later_snapshots(disk: Disk, run: RunDir, log_id: bytes, first_seq: int) -> None:
+    """The events before `first_seq` are missing. Were they removed behind a snapshot that this version can't read?"""
+    if text := later_format(disk, run, log_id, first_seq - 1):
+        raise UnsupportedLog(
+            f"{text}, and the events before event {first_seq} are gone. "
+            "Open the run with the version that wrote it, or a later one"
+        )
+
+
 def _examine_segment(
-    path: str, data: bytes, log_id: bytes, first_seq: int, before: Findings, *, last: bool
+    path: str, data: bytes, log_id: bytes, first_seq: int, before: Findings, upcasts: Upcasts, *, last: bool
 ) -> Findings:
-    if last and len(data) <= HEADER_BYTES and parse_header(data, path) is None:
+    if last and len(data) <= HEADER_BYTES and parse_header(data, path, upcasts) is None:
         # The rename reached the disk and the header didn't: the file holds nothing, so it is torn as a whole.
         # What was acknowledged in it, if it was cut later, shows in the watermark.
         return Findings(before.last_seq, None, torn_bytes=len(data))
-    check_header(path, data, log_id, first_seq)
+    header = check_header(path, data, log_id, first_seq, upcasts)
     view = memoryview(data)
     stop, last_seq = HEADER_BYTES, before.last_seq
     for frame in walk(view, HEADER_BYTES, checksum_seed(log_id), first_seq):
         stop, last_seq = frame.stop, frame.last_seq
     if stop < len(data):
         check_torn(path, view, stop, checksum_seed(log_id), last_seq, last=last)
-    return Findings(last_seq, SegmentEnd(first_seq, stop), torn_bytes=len(data) - stop)
+    return Findings(last_seq, SegmentEnd(first_seq, stop, header.form), torn_bytes=len(data) - stop)
 
 
-def check_header(path: str, data: bytes, log_id: bytes, first_seq: int) -> SegmentHeader:
+def check_header(path: str, data: bytes, log_id: bytes, first_seq: int, upcasts: Upcasts = UPCASTS) -> SegmentHeader:
     """The header of a segment that must have a good one."""
-    header = parse_header(data, path)
+    header = parse_header(data, path, upcasts)
     if header is None:
         raise CorruptLog(path, 0, first_seq, "the segment's header is damaged", REPAIR_ADVICE)
     if header.log_id != log_id:

@@ -1,7 +1,7 @@
 """What is still good of a damaged log, and a new run that holds the good part.
 
 Rule 1: the run that is looked at is never changed, nor are files that it may still write shared with the new one.
-Rule 2: whole commits are copied byte by byte, so that what this version doesn't know is kept.
+Rule 2: commits and events are copied byte by byte, so that what this version doesn't know is kept.
 Rule 3: the new run has the same id: its payloads are checked against it, and marks of the old run fit the new one.
 """
 
@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Iterator
 
 import attrs
+import msgspec
 
 from groupstate.core.events import GroupFailed, GroupFinished, Record
 from groupstate.errors import BadInput, CorruptLog, LogError, LostEvents
-from groupstate.log.codec import decode, encode_items, join_items
+from groupstate.log.codec import decode, join_items
 from groupstate.log.disk import Disk, OsDisk, make_file, read_file
 from groupstate.log.frames import HEADER_BYTES, Frame, build_frame, checksum_seed, find_frame_behind, parse_header, walk
 from groupstate.log.head import HeadWriter, Watermark, read_head
@@ -226,9 +227,11 @@ def _check_place(disk: Disk, run: RunDir, info: RunInfo, found: Diagnosis, good:
 def _record(disk: Disk, run: RunDir, info: RunInfo, good: list[Good], seq: int) -> Record:
     segment = next(segment for segment in good if seq <= segment.last_seq)
     data = memoryview(read_file(disk, run.segment(segment.first_seq)))
+    header = check_header(run.segment(segment.first_seq), bytes(data[:HEADER_BYTES]), info.log_id, segment.first_seq)
     frames = walk(data, HEADER_BYTES, checksum_seed(info.log_id), segment.first_seq)
     frame = next(frame for frame in frames if seq <= frame.last_seq)
-    return decode(data[frame.body_start : frame.stop], run.segment(segment.first_seq))[seq - frame.first_seq]
+    records = decode(data[frame.body_start : frame.stop], run.segment(segment.first_seq), header.form)
+    return records[seq - frame.first_seq]
 
 
 # Writing ---------------------------------------------------------------------------------------------
@@ -240,7 +243,7 @@ def _written(disk: Disk, run: RunDir, new: RunDir, info: RunInfo, good: list[Goo
     for segment in kept:
         data = read_file(disk, run.segment(segment.first_seq))[: segment.stop]
         if segment.last_seq > keep_until:
-            data = _cut(data, run.segment(segment.first_seq), info, segment.first_seq, keep_until)
+            data = _cut(data, info, segment.first_seq, keep_until)
         make_file(disk, new.segment(segment.first_seq), data)
     for name in disk.listdir(run.log):
         if name.startswith("schema-") and name.endswith(".json"):
@@ -253,15 +256,16 @@ def _written(disk: Disk, run: RunDir, new: RunDir, info: RunInfo, good: list[Goo
     return Repaired(new.path, keep_until, len(kept), files, linked)
 
 
-def _cut(data: bytes, path: str, info: RunInfo, first_seq: int, keep_until: int) -> bytes:
+def _cut(data: bytes, info: RunInfo, first_seq: int, keep_until: int) -> bytes:
     """A segment up to an event, which may lie in the middle of a commit."""
     seed = checksum_seed(info.log_id)
     last = next(f for f in walk(memoryview(data), HEADER_BYTES, seed, first_seq) if f.last_seq >= keep_until)
     if last.last_seq == keep_until:
         return data[: last.stop]
-    records = decode(data[last.body_start : last.stop], path)[: keep_until + 1 - last.first_seq]
-    items = encode_items(records)[0]
-    return data[: last.start] + build_frame(join_items([items], len(records)), len(records), last.first_seq, seed)
+    # As they are, so that nothing is lost that only a later version knows.
+    records = msgspec.msgpack.decode(data[last.body_start : last.stop], type=list[msgspec.Raw])
+    kept = [bytes(record) for record in records[: keep_until + 1 - last.first_seq]]
+    return data[: last.start] + build_frame(join_items(kept, len(kept)), len(kept), last.first_seq, seed)
 
 
 def _copy_payloads(disk: Disk, run: RunDir, new: RunDir) -> tuple[int, int]:

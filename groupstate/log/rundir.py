@@ -110,18 +110,23 @@ def read_run_info(disk: Disk, run: RunDir) -> RunInfo:
         if fields["format"] != FORMAT_NAME:
             raise ValueError(f"its format is {fields['format']!r}")
         version = int(fields["version"])
+        # What else a later format holds is its own affair.
+        _check_version(run, version)
         info = RunInfo(bytes.fromhex(fields["log_id"]), int(fields["created_ns"]))
     except (ValueError, TypeError, KeyError) as error:
         raise NotARun(
             f"{run.marker} isn't what groupstate writes: {error!r}. A run's {MARKER} holds "
             f"format ({FORMAT_NAME!r}), version, log_id and created_ns"
         ) from error
+    return info
+
+
+def _check_version(run: RunDir, version: int) -> None:
     if version != FORMAT_VERSION:
         raise UnsupportedLog(
             f"{run.path} is a run of format {version}; this version of groupstate reads format {FORMAT_VERSION}. "
             "Open it with the version that wrote it, or a later one"
         )
-    return info
 
 
 def _not_a_run_text(disk: Disk, run: RunDir, error: OSError) -> str:

@@ -15,6 +15,7 @@ from groupstate.log.codec import fingerprint, join_items
 from groupstate.log.disk import Disk, make_file, write_all
 from groupstate.log.frames import HEADER_BYTES, SegmentHeader, build_frame, checksum_seed
 from groupstate.log.rundir import SEGMENT_SUFFIX, RunDir
+from groupstate.log.upcasts import FORMAT
 
 SEGMENT_BYTES = 64 << 20
 """A segment that is longer gets a successor. One commit is never split, so a segment may end up longer."""
@@ -41,6 +42,8 @@ class SegmentEnd:
 
     first_seq: int
     stop: int
+    form: int = FORMAT
+    """The format of its events."""
 
 
 class SegmentWriter:
@@ -57,6 +60,8 @@ class SegmentWriter:
         self._sync = sync
         self._fd = -1
         self._stop = 0
+        self._full = last is not None and last.form != FORMAT
+        """The segment takes no more: what is written now is of another format than its header says."""
         if last is not None:
             self._fd = disk.open(run.segment(last.first_seq))
             self._stop = last.stop
@@ -64,7 +69,7 @@ class SegmentWriter:
     def append(self, parts: Sequence[bytes], count: int, first_seq: int, now_ns: int) -> None:
         """One frame, on the disk when this returns."""
         frame = build_frame(join_items(parts, count), count, first_seq, self._seed)
-        if self._fd < 0 or (self._stop > HEADER_BYTES and self._stop + len(frame) > self._segment_bytes):
+        if self._fd < 0 or self._full or (self._stop > HEADER_BYTES and self._stop + len(frame) > self._segment_bytes):
             self._start_segment(first_seq, now_ns)
         try:
             write_all(self._disk, self._fd, frame, self._stop)
@@ -86,6 +91,7 @@ class SegmentWriter:
         self.close()
         self._fd = fd
         self._stop = len(header)
+        self._full = False
 
     def _cut_back(self) -> None:
         try:

@@ -114,15 +114,34 @@ class Snapshot:
 
 def read_info(data: bytes, log_id: bytes, seq: int) -> SnapshotInfo | None:
     """What a snapshot's header says; None where it isn't one of this log, or damaged, or of a later format."""
+    if _whole_header(data, log_id, seq) != FORMAT:
+        return None
+    packing, _, _, at_ns, version, lineage, _, _ = _HEADER.unpack_from(data)[2:]
+    if packing != ZLIB:
+        return None
+    return SnapshotInfo(seq, at_ns, version, lineage)
+
+
+def later_format(disk: Disk, run: RunDir, log_id: bytes, least_seq: int) -> str:
+    """That there is a snapshot of a later format after event `least_seq` or a later one, as text; empty where not."""
+    for seq in reversed(list_snapshots(disk, run)):
+        path = snapshot_path(run, seq)
+        data = read_file(disk, path)[:HEADER_BYTES]
+        form = _whole_header(data, log_id, seq)
+        if seq >= least_seq and form is not None and form > FORMAT:
+            return f"{path} is a snapshot of format {form}; this version of groupstate reads format {FORMAT}"
+    return ""
+
+
+def _whole_header(data: bytes, log_id: bytes, seq: int) -> int | None:
+    """The format that a snapshot's header names; None where it isn't one of this log, or damaged."""
     if len(data) < HEADER_BYTES:
         return None
     (crc,) = struct.unpack_from("<I", data, _CHECKED_BYTES)
     if crc != zlib.crc32(data[:_CHECKED_BYTES]):
         return None
-    magic, form, packing, owner, last, at_ns, version, lineage, _, _ = _HEADER.unpack_from(data)
-    if (magic, form, packing, owner, last) != (MAGIC, FORMAT, ZLIB, log_id, seq):
-        return None
-    return SnapshotInfo(seq, at_ns, version, lineage)
+    magic, form, _, owner, last, *_ = _HEADER.unpack_from(data)
+    return form if (magic, owner, last) == (MAGIC, log_id, seq) else None
 
 
 def read_snapshot(disk: Disk, run: RunDir, log_id: bytes, seq: int) -> Snapshot | None:

@@ -62,26 +62,32 @@ def load(ledger: Ledger) -> None:
     Raises:
         UnsupportedLog: the snapshot can't be read, and the events before it are gone.
     """
-    snapshot: Snapshot | None = getattr(ledger.log, "snapshot", None)
     with _without_collection():
-        if snapshot is not None and (taken := _decoded(snapshot)) is not None:
+        taken, why = _newest_capture(ledger.log)
+        if taken is not None:
             ledger.book = restore(taken)
         try:
             ledger.apply(ledger.log.read(ledger.book.last_seq + 1))
         except CompactedLog as error:
             raise UnsupportedLog(
-                f"no snapshot of this run can be read by this version of groupstate, and {error}. "
+                f"no snapshot of this run can be read by this version of groupstate{why}, and {error}. "
                 "Open the run with the version that wrote it, or a later one"
             ) from error
 
 
-def _decoded(snapshot: Snapshot) -> Capture | None:
-    """What a snapshot holds; None where this version can't read it, so that the events must be replayed."""
-    try:
-        return decoded(snapshot.parts())
-    except (ValueError, msgspec.MsgspecError) as error:
-        log.warning("a snapshot can't be read, so all events are replayed", seq=snapshot.info.seq, error=str(error))
-        return None
+def _newest_capture(event_log: EventLog) -> tuple[Capture | None, str]:
+    """What the newest snapshot holds that this version can read, and why it couldn't read a newer one."""
+    snapshot: Snapshot | None = getattr(event_log, "snapshot", None)
+    why = ""
+    while snapshot is not None:
+        try:
+            return decoded(snapshot.parts()), why
+        except (ValueError, msgspec.MsgspecError) as error:
+            why = why or f" ({error})"
+            text = "more events are replayed"
+            log.warning("a snapshot can't be read", seq=snapshot.info.seq, error=str(error), consequence=text)
+        snapshot = event_log.snapshot_before(snapshot.info.seq)  # type: ignore[attr-defined]
+    return None, why
 
 
 @contextmanager
@@ -209,4 +215,14 @@ def stored_rules(book: Book) -> Rules:
     Raises:
         BadSettings: they can't be read, as when a later version wrote them; give the run rules.
     """
-    return rules_from_dict(book.rules, "the rules in the log")
+    advice = "Open the run with that version, or give it rules: open_run(rules=...)"
+    wrote = f"groupstate {book.library or 'of an unknown version'} wrote them, and this is {VERSION}"
+    if book.rules_version > RULES_VERSION:
+        raise BadSettings(
+            f"the rules in the log are of version {book.rules_version}, and this version of groupstate knows rules up "
+            f"to version {RULES_VERSION}, so they may mean something else here: {wrote}. {advice}"
+        )
+    try:
+        return rules_from_dict(book.rules, "the rules in the log")
+    except BadSettings as error:
+        raise BadSettings(f"{error}. {wrote[0].upper()}{wrote[1:]}. {advice}") from error

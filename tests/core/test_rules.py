@@ -1,14 +1,16 @@
 """The settings: their defaults, what they refuse, and what follows from a combination of them."""
 
 import tomllib
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
 
-from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots, rules_from_dict
-from groupstate.errors import BadSettings
+from groupstate.core import events as ev
+from groupstate.core.book import BASES, Book
+from groupstate.core.rules import Basis, Capacity, PerBatch, PerDataset, Rules, Slots, known_rules, rules_from_dict
+from groupstate.errors import BadSettings, UnsupportedLog
 from groupstate.testing.notation import play
 
 
@@ -282,3 +284,43 @@ def test_rules_cannot_be_edited() -> None:
     rules = Rules()
     with pytest.raises(AttributeError):
         rules.lag_max = 3  # type: ignore[misc]
+
+
+# Of other versions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "known"),
+    [
+        ({}, {"lag_max": 3, "batch_size": 2}),
+        ({"patience": 3}, {"lag_max": 3, "batch_size": 2}),
+        ({"on_stale": "age", "patience": 3}, {"lag_max": 3, "batch_size": 2}),
+        ({"lag_max": "half"}, {"batch_size": 2}),
+        ({"on_stale": "age", "mode": "tidal"}, {}),
+    ],
+    ids=str,
+)
+def test_for_looking_rules_are_read_as_far_as_this_version_knows_them(
+    more: dict[str, Any], known: dict[str, Any]
+) -> None:
+    assert known_rules({"lag_max": 3, "batch_size": 2, **more}) == Rules(**known)
+
+
+def test_the_book_knows_what_the_rules_can_count_lag_from() -> None:
+    assert set(get_args(Basis)) == BASES
+
+
+def test_a_book_refuses_what_it_would_keep_in_another_order_and_stays_as_it_was() -> None:
+    book, before = Book(), Book().state()
+    with pytest.raises(UnsupportedLog, match="count lag from 'median_token'"):
+        book.apply(ev.Record(1, 0, ev.RunStarted("r", {"basis": "median_token"}, 1, 7)))
+
+    assert book.state() == before
+
+
+def test_the_version_of_the_rules_is_that_of_the_latest_opening() -> None:
+    book = Book()
+    book.apply(ev.Record(1, 0, ev.RunStarted("r", {}, 2, 7)))
+    assert book.rules_version == 2
+    book.apply(ev.Record(2, 0, ev.RunRecovered({}, 3, 7, 2)))
+    assert book.rules_version == 3

@@ -2,15 +2,26 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book, replayed
+from groupstate.core.group import Group
 from groupstate.core.rules import PerDataset, Rules
 from groupstate.core.shelf import Shelf
-from groupstate.core.snapshot import STATE_VERSION, BookState, Capture, capture, decoded, encoded, restore
+from groupstate.core.snapshot import (
+    STATE_VERSION,
+    BookState,
+    Capture,
+    LaterState,
+    capture,
+    decoded,
+    encoded,
+    restore,
+)
 from groupstate.testing.notation import Story, play
 
 from .test_histories import History
@@ -103,8 +114,37 @@ def test_datasets_with_bounds_of_their_own_are_apart_in_the_restored_indexes() -
 def test_a_later_state_is_not_misread() -> None:
     later = BookState(version=STATE_VERSION + 1)
 
-    with pytest.raises(ValueError, match=f"a state of version {STATE_VERSION + 1}"):
+    text = f"its state is of version {STATE_VERSION + 1}; this version .* reads up to version {STATE_VERSION}"
+    with pytest.raises(LaterState, match=text):
         decoded(encoded(Capture(later, [], [], [], b"")))
+
+
+def test_a_later_state_is_told_from_a_bad_one_whatever_else_it_is_made_of() -> None:
+    strange = msgspec.msgpack.encode({"version": STATE_VERSION + 1, "groups": 7, "marks": "none"})
+    with pytest.raises(LaterState):
+        decoded(iter([(1, strange)]))
+
+
+def test_an_older_state_is_read_with_defaults_for_what_it_lacks() -> None:
+    book = life().book
+    parts = dict(encoded(capture(book)))
+    state = msgspec.msgpack.decode(parts[1])
+    known = {name: state[name] for name in state if name not in ("rules_version", "uses", "held_reason")}
+    old = decoded(iter([(1, msgspec.msgpack.encode(known)), (2, parts[2])]))
+
+    assert (old.state.rules_version, old.state.uses, old.state.held_reason) == (1, {}, "")
+    assert restore(old).last_seq == book.last_seq
+
+
+def test_a_group_of_an_older_state_is_read_with_defaults_and_one_of_a_later_without_what_is_not_known() -> None:
+    parts = dict(encoded(capture(life().book)))
+    groups = msgspec.msgpack.decode(parts[2])
+    required = sum(field.required for field in msgspec.structs.fields(Group))
+    old = decoded(iter([(1, parts[1]), (2, msgspec.msgpack.encode([group[:required] for group in groups]))]))
+    later = decoded(iter([(1, parts[1]), (2, msgspec.msgpack.encode([[*group, "later"] for group in groups]))]))
+
+    assert old.groups[0].kept_lag is None
+    assert list(later.groups) == list(life().book.groups.values())
 
 
 @pytest.mark.parametrize(("parts", "problem"), [([], "no state"), ([(9, b"")], "a part of kind 9")])

@@ -317,11 +317,9 @@ def test_a_segment_under_a_wrong_name_is_refused():
     assert "name says 1 and its header 7" in str(refused(disk, CorruptLog))
 
 
-def test_a_segment_of_a_later_format_is_refused(monkeypatch):
+def test_a_segment_of_a_later_format_is_refused():
     disk = written(0)
-    with monkeypatch.context() as later:
-        later.setattr(frames, "FORMAT", 2)
-        disk.replace(FIRST_SEGMENT, SegmentHeader(LOG_ID_BYTES, 1, 0, 0).encode())
+    disk.replace(FIRST_SEGMENT, SegmentHeader(LOG_ID_BYTES, 1, 0, 0, form=2).encode())
 
     assert "is of format 2" in str(refused(disk, UnsupportedLog))
 
