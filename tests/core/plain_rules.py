@@ -73,7 +73,7 @@ class Model(Run):
         unmet = self.demand is not None and staying < self.demand
         for g, reasons in leaving:
             self._evict(g, reasons, self._credit(reasons, unmet=unmet))
-            self.streak += 1
+            self.streak += "damaged" not in reasons
         for g in again:
             self.start_over(g, by_rule=True)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from groupstate.core import events as ev
@@ -35,7 +35,11 @@ def _quiet() -> Iterator[None]:
     logger.level = before
 
 
+A_DAMAGED_GROUP_BEFORE_THE_STREAKS_END = [0] * 25 + [3] + [0] * 21 + [2], [0, 0, 17, 17, 70, 0, 47, 52960]
+
+
 @settings(deadline=None, max_examples=300)
+@example(*A_DAMAGED_GROUP_BEFORE_THE_STREAKS_END)
 @given(SETTING_NUMBERS, step_numbers(80))
 def test_each_decision_is_the_plain_models(setting_numbers: list[int], steps: list[int]) -> None:
     assume(played(setting_numbers, steps))
