@@ -221,7 +221,8 @@ def beginning(path: str | os.PathLike[str], *, disk: Disk | None = None) -> tupl
     disk = OsDisk() if disk is None else disk
     run = RunDir.at(path)
     for seq in list_snapshots(disk, run):
-        if seq >= first - 1 and (book := read_book(path, seq, disk=disk)) is not None:
+        book = read_book(path, seq, disk=disk) if seq >= first - 1 else None
+        if book is not None and book.last_seq >= first - 1:
             return book, book.last_seq + 1
     raise CorruptLog(run.segment(first), 0, 1, "the events before it are gone, and no snapshot of them can be read")
 

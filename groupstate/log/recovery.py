@@ -75,6 +75,10 @@ def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int) -> Findings:
         # It holds events that went with the machine, as `durability="os"` allows.
         leftovers.append(snapshot_path(run, snapshot.info.seq))
         snapshot = newest_snapshot(disk, run, log_id, upto=snapshot.info.seq - 1)
+        first_seq = list_segments(disk, run)[0]
+        if first_seq > 1 and (snapshot is None or snapshot.info.seq < first_seq - 1):
+            # What it holds is nowhere else any more.
+            raise LostEvents(run.log, findings.last_seq + 1, promised)
     return attrs.evolve(findings, leftovers=tuple(leftovers), snapshot=snapshot)
 
 
@@ -98,6 +102,9 @@ def _examine_segments(disk: Disk, run: RunDir, log_id: bytes, known_seq: int) ->
             raise CorruptLog(path, 0, findings.last_seq + 1, missing, REPAIR_ADVICE)
         last = first_seq == first_seqs[-1]
         findings = _examine_segment(path, read_segment(disk, run, first_seq), log_id, first_seq, findings, last=last)
+    if findings.last is not None and not disk.exists(run.segment(findings.last.first_seq)):
+        # It is packed, so whatever came behind it is gone. Nothing is ever written to an archive.
+        return attrs.evolve(findings, last=None)
     return findings
 
 
@@ -172,7 +179,8 @@ def _flush(disk: Disk, run: RunDir) -> None:
     were flushed before the last ones were begun.
     """
     for first_seq in list_segments(disk, run)[-1:]:
-        _on_file(disk, run.segment(first_seq), disk.fdatasync)
+        if disk.exists(run.segment(first_seq)):
+            _on_file(disk, run.segment(first_seq), disk.fdatasync)
     for file in list_payload_files(disk, run)[-1:]:
         _on_file(disk, payload_path(run, file), disk.fdatasync)
     disk.fsync_dir(run.log)

@@ -7,7 +7,7 @@ Rule 2: recovery twice in a row changes nothing more.
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -17,7 +17,7 @@ from groupstate.core.evict import credit_of
 from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import RULES_VERSION, Rules, rules_from_dict
-from groupstate.core.snapshot import Capture, decoded, restore
+from groupstate.core.snapshot import decoded, restore
 from groupstate.errors import BadMark, BadSettings, CompactedLog, UnsupportedLog
 from groupstate.log.port import EventLog
 from groupstate.log.snapshots import Snapshot
@@ -57,15 +57,14 @@ class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def load(ledger: Ledger) -> None:
-    """Fold the log into the ledger's book, from its newest snapshot on if there is one.
+    """Fold the log into the ledger's book, from its newest snapshot on that can be read, if there is one.
 
     Raises:
         UnsupportedLog: the snapshot can't be read, and the events before it are gone.
     """
-    snapshot: Snapshot | None = getattr(ledger.log, "snapshot", None)
     with _without_collection():
-        if snapshot is not None and (taken := _decoded(snapshot)) is not None:
-            ledger.book = restore(taken)
+        if getattr(ledger.log, "snapshot", None) is not None:
+            ledger.book = _newest_book(ledger.log)
         try:
             ledger.apply(ledger.log.read(ledger.book.last_seq + 1))
         except CompactedLog as error:
@@ -75,13 +74,19 @@ def load(ledger: Ledger) -> None:
             ) from error
 
 
-def _decoded(snapshot: Snapshot) -> Capture | None:
-    """What a snapshot holds; None where this version can't read it, so that the events must be replayed."""
-    try:
-        return decoded(snapshot.parts())
-    except (ValueError, msgspec.MsgspecError) as error:
-        log.warning("a snapshot can't be read, so all events are replayed", seq=snapshot.info.seq, error=str(error))
-        return None
+def _newest_book(event_log: Any) -> Book:
+    """The book of the newest snapshot that this version can read; a new one without any. The log's own is let go of,
+    since it is large."""
+    snapshot: Snapshot | None = event_log.snapshot
+    event_log.snapshot = None
+    while snapshot is not None:
+        try:
+            return restore(decoded(snapshot.parts()))
+        except (ValueError, msgspec.MsgspecError) as error:
+            seq = snapshot.info.seq
+            log.warning("a snapshot can't be read, so more events are replayed", seq=seq, error=str(error))
+            snapshot = event_log.snapshot_before(seq)
+    return Book()
 
 
 @contextmanager
