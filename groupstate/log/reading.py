@@ -82,8 +82,8 @@ class Cursor:
     def _raise_gone(self, first_seq: int) -> NoReturn:
         """The event to start at lies before all segments."""
         if any(seq >= first_seq - 1 for seq in list_snapshots(self._disk, self._run)):
-            raise CompactedLog(self._run.log, self._start, first_seq)
-        self._raise_missing_before(first_seq, 1)
+            raise CompactedLog(self._run.log, max(self._next_seq, self._start), first_seq)
+        self._raise_missing_before(first_seq, self._next_seq or 1)
 
     def _raise_missing_before(self, first_seq: int, expected: int) -> NoReturn:
         what = f"it starts with event {first_seq}, so a segment before it is missing"
@@ -137,13 +137,16 @@ class Cursor:
         if limit is not None and self._next_seq > limit:
             return
         stop = self._offset - base
-        later = [first_seq for first_seq in list_segments(self._disk, self._run) if first_seq > (self._segment or 0)]
+        first_seqs = list_segments(self._disk, self._run)
+        later = [first_seq for first_seq in first_seqs if first_seq > (self._segment or 0)]
         if stop < len(data) and (later or limit is None):
             check_torn(path, data, stop, self._seed, self._next_seq - 1, last=not later)
         elif stop < len(data):
             what = f"the frame of event {self._next_seq} is bad, though it was acknowledged as durable"
             raise CorruptLog(path, self._offset, self._next_seq - 1, what, REPAIR_ADVICE)
         elif later and later[0] != self._next_seq:
+            if first_seqs[0] == later[0]:
+                self._raise_gone(later[0])  # this one too: they were removed while it was read
             self._raise_missing_before(later[0], self._next_seq)
         elif not later and limit is not None:
             raise LostEvents(self._run.log, self._next_seq, limit)
