@@ -90,6 +90,7 @@ class FileLog:
             blocks=not options.inline,
         )
         findings = self._recover(boot_crc, sync=sync)
+        self._known = findings.known
         self.torn_bytes = findings.torn_bytes
         """Bytes of an interrupted commit that were cut when the log was opened."""
         self.recovered_seq = findings.last_seq
@@ -287,7 +288,7 @@ class FileLog:
 
     def read(self, start: int = 1, stop: int | None = None) -> Iterator[Record]:
         kept_seq, unkept = self._commit.unkept()
-        cursor = Cursor(self._disk, self._run, self._info.log_id, start)
+        cursor = Cursor(self._disk, self._run, self._info.log_id, start, self._known)
         kept = cursor.read(kept_seq if stop is None else min(kept_seq, stop - 1))
         wanted = (record for record in unkept if record.seq >= start and (stop is None or record.seq < stop))
         records = chain(chain.from_iterable(kept), wanted)

@@ -21,7 +21,7 @@ from groupstate.log.codec import decode
 from groupstate.log.disk import Disk, OsDisk, read_all
 from groupstate.log.frames import HEADER_BYTES, Frame, checksum_seed, walk
 from groupstate.log.head import read_head
-from groupstate.log.recovery import REPAIR_ADVICE, check_header, check_torn
+from groupstate.log.recovery import REPAIR_ADVICE, Known, check_header, check_torn
 from groupstate.log.retention import reading
 from groupstate.log.rundir import RunDir, read_run_info
 from groupstate.log.segments import list_segments
@@ -31,7 +31,11 @@ from groupstate.log.snapshots import list_snapshots, newest_snapshot
 class Cursor:
     """A place in a log, moved on by reading. Keeps no file open between two calls of `read`."""
 
-    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, start: int) -> None:
+    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, start: int, known: Known | None = None) -> None:
+        """
+        Args:
+            known: a place in the log; from there the first event is looked for if it lies behind.
+        """
         assert start >= 1
         self._disk = disk
         self._run = run
@@ -43,6 +47,8 @@ class Cursor:
         self._offset = 0
         self._next_seq = 0
         """Number of the frame at the offset; below `_start` until the first event wanted was found."""
+        if known is not None and start > known.last_seq:
+            self._segment, self._offset, self._next_seq = known.segment, known.stop, known.last_seq + 1
 
     @property
     def segment(self) -> int | None:

@@ -22,7 +22,7 @@ from groupstate.log.frames import (
     claimed_stop,
     find_frame_behind,
     parse_header,
-    walk,
+    walk_to_end,
 )
 from groupstate.log.head import Watermark, read_head
 from groupstate.log.payload_files import list_payload_files, payload_path
@@ -38,6 +38,16 @@ REPAIR_ADVICE = (
 
 
 @attrs.frozen
+class Known:
+    """The end of a frame, from which on a log may be read without walking to it."""
+
+    segment: int
+    """First seq of its segment."""
+    stop: int
+    last_seq: int
+
+
+@attrs.frozen
 class Findings:
     """What a log holds, and what is to be done before it can be written to."""
 
@@ -48,6 +58,8 @@ class Findings:
     """Bytes of an interrupted commit behind the last good frame."""
     leftovers: tuple[str, ...] = ()
     """Files to remove."""
+    known: "Known | None" = None
+    """Where the events behind the snapshot begin."""
     snapshot: Snapshot | None = None
     """The newest good one."""
 
@@ -101,7 +113,8 @@ def _examine_segments(disk: Disk, run: RunDir, log_id: bytes, known_seq: int) ->
             missing = f"the next segment starts with event {first_seq}, so a segment before it is missing"
             raise CorruptLog(path, 0, findings.last_seq + 1, missing, REPAIR_ADVICE)
         last = first_seq == first_seqs[-1]
-        findings = _examine_segment(path, read_segment(disk, run, first_seq), log_id, first_seq, findings, last=last)
+        data = read_segment(disk, run, first_seq)
+        findings = _examine_segment(path, data, log_id, first_seq, findings, known_seq, last=last)
     if findings.last is not None and not disk.exists(run.segment(findings.last.first_seq)):
         # It is packed, so whatever came behind it is gone. Nothing is ever written to an archive.
         return attrs.evolve(findings, last=None)
@@ -109,20 +122,19 @@ def _examine_segments(disk: Disk, run: RunDir, log_id: bytes, known_seq: int) ->
 
 
 def _examine_segment(
-    path: str, data: bytes, log_id: bytes, first_seq: int, before: Findings, *, last: bool
+    path: str, data: bytes, log_id: bytes, first_seq: int, before: Findings, known_seq: int, *, last: bool
 ) -> Findings:
     if last and len(data) <= HEADER_BYTES and parse_header(data, path) is None:
         # The rename reached the disk and the header didn't: the file holds nothing, so it is torn as a whole.
         # What was acknowledged in it, if it was cut later, shows in the watermark.
-        return Findings(before.last_seq, None, torn_bytes=len(data))
+        return Findings(before.last_seq, None, torn_bytes=len(data), known=before.known)
     check_header(path, data, log_id, first_seq)
     view = memoryview(data)
-    stop, last_seq = HEADER_BYTES, before.last_seq
-    for frame in walk(view, HEADER_BYTES, checksum_seed(log_id), first_seq):
-        stop, last_seq = frame.stop, frame.last_seq
+    stop, last_seq, *known = walk_to_end(view, HEADER_BYTES, checksum_seed(log_id), first_seq, known_seq)
     if stop < len(data):
         check_torn(path, view, stop, checksum_seed(log_id), last_seq, last=last)
-    return Findings(last_seq, SegmentEnd(first_seq, stop), torn_bytes=len(data) - stop)
+    end = SegmentEnd(first_seq, stop)
+    return Findings(last_seq, end, torn_bytes=len(data) - stop, known=before.known or Known(first_seq, *known))
 
 
 def check_header(path: str, data: bytes, log_id: bytes, first_seq: int) -> SegmentHeader:
