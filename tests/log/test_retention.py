@@ -124,6 +124,15 @@ def test_snapshots_that_the_beginning_needs_stay() -> None:
     assert log.beginning()[1] == 21
 
 
+def test_all_snapshots_since_the_first_event_stay() -> None:
+    disk = FaultyDisk()
+    log = told(disk, events=50, at=(10, 20, 30, 40), keep=1)
+    snap(log, book_of(log), limit=15)
+
+    assert 11 < segments(disk)[0] <= 16
+    assert snapshots(disk) == [20, 30, 40, 50]
+
+
 def test_archives_go_like_other_segments() -> None:
     disk = FaultyDisk()
     asyncio.run(close(told(disk, events=60, at=(20, 30), keep="archive", limit=60)))

@@ -11,6 +11,7 @@ from groupstate.core.book import Book, replayed
 from groupstate.core.snapshot import capture, encoded
 from groupstate.errors import CompactedLog, CorruptLog, LostEvents
 from groupstate.log import recovery
+from groupstate.log.frames import build_frame, checksum_seed, walk, walk_to_end
 from groupstate.log.reading import beginning, read_book, read_log, snapshot_digests
 from groupstate.log.segments import flush_segment_of
 from groupstate.log.snapshots import (
@@ -159,6 +160,25 @@ def test_opening_reads_nothing_before_the_snapshots_segment(monkeypatch: pytest.
     assert log.last_seq == 30
     assert read == [first for first in segments(disk) if first >= max(s for s in segments(disk) if s <= 20)]
     assert seqs(log.read(21)) == list(range(21, 31))
+
+
+@pytest.mark.parametrize("known_seq", range(0, 14))
+def test_walking_to_the_end_is_walking_all_frames(known_seq: int) -> None:
+    seed, counts = checksum_seed(ID), (3, 1, 2, 4)
+    firsts = [1, 4, 5, 7]
+    frames = [build_frame(b"body" * n, n, first, seed) for n, first in zip(counts, firsts, strict=True)]
+    for data in (
+        b"".join(frames),
+        b"".join([*frames, build_frame(b"", 1, 12, seed)]),  # one that is numbered wrong
+        b"".join(frames)[:-1],
+        b"".join([*frames, b"zero" * 9]),
+        b"",
+    ):
+        view = memoryview(data)
+        walked = list(walk(view, 0, seed, 1))
+        before = [frame for frame in walked if frame.last_seq <= known_seq]
+        end, known = [(f[-1].stop, f[-1].last_seq) if f else (0, 0) for f in (walked, before)]
+        assert walk_to_end(view, 0, seed, 1, known_seq) == (*end, *known)
 
 
 def test_without_a_snapshot_all_is_read_and_damage_found() -> None:

@@ -87,7 +87,7 @@ async def test_none_is_taken_of_a_log_in_memory_and_a_short_run_has_none(tmp_pat
 async def test_those_before_the_opening_count(tmp_path: Path) -> None:
     await lived(tmp_path, 2)
     before = snapshots(tmp_path)
-    async with open_run(log=log_at(tmp_path), snapshot_events=1_000):
+    async with open_run(log=log_at(tmp_path), snapshot_events=100):
         pass
 
     assert snapshots(tmp_path) == before
