@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick] [--dir DIR] [NAME ...]`.
+"""`python -m benchmarks [--quick] [--dir DIR] [--events N] [NAME ...]`.
 
 Exits 1 if a bound isn't met. `--quick` runs tiny sizes, to see that everything still runs: its numbers say nothing.
 """
@@ -15,6 +15,7 @@ from benchmarks import (
     durable,
     footprint,
     latency,
+    opening,
     publish,
     record,
     replay,
@@ -27,7 +28,7 @@ from benchmarks.measure import Result, hardware
 Benchmarks = dict[str, list[Callable[[], Awaitable[Result | list[Result]]]]]
 
 
-def full(folder: Path) -> Benchmarks:
+def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
     return {
         "record": [record.measure],
         "latency": [latency.measure_memory, lambda: latency.measure_file(folder)],
@@ -38,6 +39,7 @@ def full(folder: Path) -> Benchmarks:
         "replay": [lambda: replay.measure(folder)],
         "memory": [footprint.measure],
         "durable": [lambda: durable.measure(folder)],
+        "opening": [lambda: opening.measure(folder, events=events)],
         "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
     }
 
@@ -59,6 +61,7 @@ def quick(folder: Path) -> Benchmarks:
         "replay": [lambda: replay.measure(folder, groups=640, repetitions=3)],
         "memory": [lambda: footprint.measure(groups=200, running=200, repetitions=1)],
         "durable": [lambda: durable.measure(folder, events=((1, 10), (64, 128)), repetitions=3)],
+        "opening": [lambda: opening.measure(folder, events=2_000, groups=20, tail=10, repetitions=3)],
         "trajectory": [
             lambda: trajectory.measure(folder, count=64, repetitions=3),
             lambda: trajectory.measure_opening(folder, groups=70, repetitions=3),
@@ -82,8 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="|".join(full(Path())), help="which ones; without any, all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes; the numbers say nothing")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where files are written and flushed")
+    parser.add_argument("--events", type=int, default=opening.EVENTS, help="of `opening`: how long the log is")
     options = parser.parse_args(arguments)
-    benchmarks = (quick if options.quick else full)(options.dir)
+    benchmarks = quick(options.dir) if options.quick else full(options.dir, options.events)
     if unknown := [name for name in options.names if name not in benchmarks]:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(benchmarks)}")
     print(hardware(options.dir))

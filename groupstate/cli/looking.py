@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -14,8 +14,9 @@ import click
 from rich.text import Text
 
 from groupstate.cli.output import console, reader_has_gone, while_read, write, write_json, write_sections
-from groupstate.cli.runs import beginning_of, nearest_book, records_of
+from groupstate.cli.runs import beginning_of, first_of, nearest_book, records_of
 from groupstate.cli.sections import frontier_sections, overview_sections, story_sections
+from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.core.frontier import frontier
 from groupstate.errors import BadInput
@@ -42,7 +43,7 @@ COLOURS = {"run": "magenta", "group": "green", "session": "cyan", "batch": "yell
 @click.option(
     "--kind", "kinds", multiple=True, metavar="KIND", help="Only this kind, such as group_evicted; repeatable."
 )
-@click.option("--from", "first", type=click.IntRange(min=1), default=1, metavar="SEQ", help="First event.")
+@click.option("--from", "first", type=click.IntRange(min=1), default=None, metavar="SEQ", help="First event.")
 @click.option("--to", "last", type=click.IntRange(min=1), default=None, metavar="SEQ", help="Last event.")
 @click.option("--limit", type=click.IntRange(min=1), default=None, metavar="N", help="At most the first N of these.")
 @click.option("--follow", is_flag=True, help="Go on as events are written, until interrupted.")
@@ -51,7 +52,7 @@ def log(
     run: Path,
     group_id: str | None,
     kinds: tuple[str, ...],
-    first: int,
+    first: int | None,
     last: int | None,
     limit: int | None,
     follow: bool,
@@ -69,9 +70,11 @@ def log(
       groupstate log runs/demo --from 100 --to 200 --json
       groupstate log runs/demo --follow
     """
-    wanted = _wanted(group_id, kinds, first)
+    wanted = _wanted(group_id, kinds, first or 1)
     # Which groups a committed batch holds is told where it was sampled, so --group reads from the beginning.
-    start = beginning_of(run)[1] if group_id else first
+    start = first if first is not None and not group_id else first_of(run)
+    if first is None and start > 1:
+        click.echo(f"events before {start} are gone", err=True)
     write_one = _writer(as_json=as_json)
     with while_read():
         if follow:
@@ -185,7 +188,9 @@ def show(run: Path, seq: int | None, by_position: bool, as_json: bool) -> None:
         _show_frontier(run, seq, as_json=as_json)
         return
     base, start = nearest_book(run, seq)
-    seen = overview(records_of(run, start, None if seq is None else seq + 1), seq, base)
+    if base is None:
+        base, start = beginning_of(run)
+    seen = overview(_told_from(run, base, start, seq), seq, base)
     with while_read():
         if as_json:
             write_json(seen)
@@ -193,8 +198,20 @@ def show(run: Path, seq: int | None, by_position: bool, as_json: bool) -> None:
             write_sections(overview_sections(seen, None if seq is not None else time.time_ns()))
 
 
+def _told_from(run: Path, base: Book | None, start: int, seq: int | None) -> Iterator[Record]:
+    """Records from `start` up to and including `seq`.
+
+    Raises:
+        BadInput: `seq` lies before the first book that there is.
+    """
+    if base is not None and seq is not None and seq < base.last_seq:
+        raise BadInput(f"what was at event {seq} can't be told any more: the first that can is event {base.last_seq}")
+    return records_of(run, start, None if seq is None else seq + 1)
+
+
 def _show_frontier(run: Path, seq: int | None, *, as_json: bool) -> None:
-    places = frontier(records_of(run, 1, None if seq is None else seq + 1))
+    base, start = beginning_of(run)
+    places = frontier(_told_from(run, base, start, seq), base=base)
     with while_read():
         if as_json:
             write_json([attrs.asdict(place) for place in places])

@@ -7,7 +7,7 @@ import attrs
 import click
 
 from groupstate.cli.output import Section, while_read, write_json, write_sections
-from groupstate.cli.runs import records_of
+from groupstate.cli.runs import nearest_book, records_of
 from groupstate.errors import BadInput
 from groupstate.inspect.disk import Usage, size_of, usage
 from groupstate.log.repair import Diagnosis, Repaired, diagnose
@@ -62,7 +62,8 @@ def disk(run: Path, as_json: bool) -> None:
       groupstate disk runs/demo
       groupstate disk runs/demo --json
     """
-    found = usage(run, records_of(run))
+    base, start = nearest_book(run, None)
+    found = usage(run, records_of(run, start), base)
     with while_read():
         if as_json:
             write_json(found)
@@ -92,8 +93,15 @@ def _as_object(found: Diagnosis, written: Repaired | None) -> dict[str, Any]:
     }
 
 
+def _good(found: Diagnosis) -> str:
+    if found.last_seq < found.first_seq:
+        return "none"
+    before = " (those before are gone, as keep_log has it)" if found.first_seq > 1 else ""
+    return f"events {found.first_seq} to {found.last_seq}{before}"
+
+
 def _rows(found: Diagnosis, written: Repaired | None, run: Path) -> list[tuple[str, str]]:
-    rows = [("damage", found.damage or "none"), ("good", f"events 1 to {found.last_seq}" if found.last_seq else "none")]
+    rows = [("damage", found.damage or "none"), ("good", _good(found))]
     if found.behind:
         behind = f"{found.behind} good events between {found.first_behind} and {found.last_behind} are lost"
         rows.append(("behind the damage", behind))
@@ -103,7 +111,7 @@ def _rows(found: Diagnosis, written: Repaired | None, run: Path) -> list[tuple[s
         )
     if written is not None:
         files = f"{written.segments} segments, {written.payload_files} payload files ({written.linked} of them shared)"
-        rows.append(("written", f"{written.path}: events 1 to {written.last_seq}, {files}"))
+        rows.append(("written", f"{written.path}: events {found.first_seq} to {written.last_seq}, {files}"))
     elif not found.damage:
         rows.append(("to do", "nothing: the run can be opened"))
     elif found.keep_until is None:

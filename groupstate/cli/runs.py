@@ -7,7 +7,7 @@ from pathlib import Path
 from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.errors import NotARun
-from groupstate.log.reading import beginning, read_book, read_log
+from groupstate.log.reading import beginning, first_event, read_book, read_log
 from groupstate.log.rundir import MARKER
 
 DEPTH_MAX = 3
@@ -40,6 +40,16 @@ def beginning_of(run: Path) -> tuple[Book | None, int]:
     """
     records_of(run)  # for its error, where this is no run
     return beginning(run)
+
+
+def first_of(run: Path) -> int:
+    """The first event that a run still has.
+
+    Raises:
+        NotARun, CorruptLog: see `records_of`.
+    """
+    records_of(run)
+    return first_event(run)
 
 
 def nearest_book(run: Path, seq: int | None) -> tuple[Book | None, int]:

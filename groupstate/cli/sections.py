@@ -135,7 +135,13 @@ def _datasets(datasets: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]
 def frontier_sections(places: Sequence[SourceFrontier]) -> list[Section]:
     rows = []
     for place in places:
-        kinds = (("committed", place.committed), ("open", place.open), ("evicted", place.evicted))
+        kinds: tuple[tuple[str, Ranges], ...] = (
+            ("committed", place.committed),
+            ("open", place.open),
+            ("evicted", place.evicted),
+        )
+        if place.since > 1:
+            kinds = (*kinds, (f"either, before event {place.since}", place.unknown))
         rows += [(name_of(place.dataset) if place.dataset else "all", what, _ranges(found)) for what, found in kinds]
         left = "" if place.left is None else f", {place.left} left"
         rows.append((rows[-1][0], "not yet drawn", f"from {place.next} on{left}"))

@@ -13,7 +13,8 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import MARKS_KEPT
+from groupstate.core.book import MARKS_KEPT, Book
+from groupstate.core.group import Group
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Positions `start` up to (not including) `stop`, in order, with gaps between them."""
@@ -46,6 +47,15 @@ class Positions:
             self._starts.insert(at, number)
             self._stops.insert(at, number + 1)
 
+    def add_range(self, start: int, stop: int) -> None:
+        """Numbers of which none is there, and which lie apart from all that are or meet them."""
+        self.add(start)
+        at = bisect_right(self._starts, start) - 1
+        self._stops[at] = max(self._stops[at], stop)
+        if at + 1 < len(self._starts) and self._starts[at + 1] == stop:
+            self._stops[at] = self._stops.pop(at + 1)
+            del self._starts[at + 1]
+
     def discard(self, number: int) -> None:
         at = bisect_right(self._starts, number) - 1
         if at < 0 or number >= self._stops[at]:
@@ -75,6 +85,11 @@ class SourceFrontier:
     """The lowest position that is neither committed nor evicted; `next` where all that was drawn is."""
     size: int | None = None
     """Positions that the source has, all epochs together, where it says so."""
+    unknown: Ranges = ()
+    """Committed or evicted before the first event that a run still has, which therefore can't say which of the two.
+    Numbers that were never submitted, as a source of your own may leave out, are among them."""
+    since: int = 1
+    """The event from which on it is known which; 1 where all events are there."""
 
     @property
     def left(self) -> int | None:
@@ -88,13 +103,18 @@ class _Place:
     open: Positions = attrs.field(factory=Positions)
     evicted: Positions = attrs.field(factory=Positions)
     resolved: Positions = attrs.field(factory=Positions)
+    unknown: Positions = attrs.field(factory=Positions)
     next: int = 0
 
 
 class FrontierTracker:
     """Takes the records of a log one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: Book | None = None) -> None:
+        """
+        Args:
+            base: the book before the first record, where those before it are gone.
+        """
         self._places: dict[str, _Place] = {}
         self._source: ev.SourceOpened | None = None
         self._where: dict[str, tuple[_Place, int]] = {}
@@ -102,6 +122,38 @@ class FrontierTracker:
         self._batches: dict[int, tuple[str, ...]] = {}
         self._commits: deque[tuple[int, tuple[str, ...]]] = deque()
         self._marks: list[int] = []
+        self._since = 1
+        if base is not None:
+            self._begin(base)
+
+    def _begin(self, book: Book) -> None:
+        """What a book knows of positions: the open ones, and the committed ones that a mark could bring back. All
+        others that were drawn are done with."""
+        self._since = book.last_seq + 1
+        self._source = book.source
+        self._marks = [mark.seq for mark in book.marks]
+        self._batches = {batch.batch: batch.group_ids for batch in book.batches.values()}
+        drawn = book.source_positions if self._is_mixed else {"": book.source_position}
+        for dataset, following in drawn.items():
+            if following:
+                self._places[dataset] = _Place(next=following)
+        for groups, committed in ((book.groups.values(), False), (book.aside.values(), True)):
+            for group in groups:
+                self._hold(group, committed=committed)
+        self._commits.extend((seq, (group_id,)) for seq, group_id in book._committed_at if group_id in self._where)
+        for place in self._places.values():
+            known = (place.open.ranges(), place.committed.ranges())
+            for start, stop in _gaps(known, place.next):
+                place.unknown.add_range(start, stop)
+                place.resolved.add_range(start, stop)
+
+    def _hold(self, group: Group, *, committed: bool) -> None:
+        if group.partition != ev.TRAIN or group.source_position < 0:
+            return
+        place = self._places[group.dataset if self._is_mixed else ""]
+        for positions in (place.committed, place.resolved) if committed else (place.open,):
+            positions.add(group.source_position)
+        self._where[group.group_id] = (place, group.source_position)
 
     def feed(self, record: ev.Record) -> None:
         handler = _HANDLERS.get(type(record.event))
@@ -116,7 +168,8 @@ class FrontierTracker:
         resolved = place.resolved.ranges()
         lowest = resolved[0][1] if resolved and resolved[0][0] == 0 else 0
         ranges = (place.committed.ranges(), place.open.ranges(), place.evicted.ranges())
-        return SourceFrontier(dataset, *ranges, place.next, lowest, self._size_of(dataset))
+        size, unknown = self._size_of(dataset), place.unknown.ranges()
+        return SourceFrontier(dataset, *ranges, place.next, lowest, size, unknown, self._since)
 
     def _size_of(self, dataset: str) -> int | None:
         if self._source is None or (dataset and not self._is_mixed):
@@ -194,9 +247,26 @@ _HANDLERS: Final[dict[type[ev.Event], Callable[[FrontierTracker, Any, int], None
 }
 
 
-def frontier(records: Iterable[ev.Record], seq: int | None = None) -> tuple[SourceFrontier, ...]:
-    """Which positions of the source are done with after event `seq` (None: at the end), by dataset."""
-    tracker = FrontierTracker()
+def _gaps(known: Iterable[Ranges], stop: int) -> Iterable[tuple[int, int]]:
+    """The ranges up to `stop` that lie in none of those."""
+    start = 0
+    for begin, end in sorted(found for ranges in known for found in ranges):
+        if start < begin:
+            yield start, begin
+        start = max(start, end)
+    if start < stop:
+        yield start, stop
+
+
+def frontier(
+    records: Iterable[ev.Record], seq: int | None = None, base: Book | None = None
+) -> tuple[SourceFrontier, ...]:
+    """Which positions of the source are done with after event `seq` (None: at the end), by dataset.
+
+    Args:
+        base: the book before the first of the records; None where they are all that there were.
+    """
+    tracker = FrontierTracker(base)
     for record in records:
         if seq is not None and record.seq > seq:
             break

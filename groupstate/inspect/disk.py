@@ -1,7 +1,8 @@
 """What a run takes on the disk, and what of it may go."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import PurePath
 
 import attrs
@@ -10,13 +11,19 @@ from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.core.group import Group
 from groupstate.inspect.replay import applied
+from groupstate.log.archive import archive_path
 from groupstate.log.disk import Disk, OsDisk
 from groupstate.log.frames import checksum_seed
 from groupstate.log.payload_files import PAYLOAD_SUFFIX, RECORD_HEADER_BYTES, payload_path, scan_file
+from groupstate.log.retention import READERS, SNAPSHOTS_MIN
 from groupstate.log.rundir import SEGMENT_SUFFIX, RunDir, read_run_info
+from groupstate.log.segments import list_segments
+from groupstate.log.snapshots import SNAPSHOT_SUFFIX, list_snapshots
 
 HEADINGS = {
     SEGMENT_SUFFIX: "log segments",
+    ".gz": "archived segments",
+    SNAPSHOT_SUFFIX: "snapshots",
     PAYLOAD_SUFFIX: "payload files",
     ".tmp": "left over",
 }
@@ -54,6 +61,14 @@ class PayloadFile:
 
 
 @attrs.frozen
+class Sealed:
+    """Segments that a `keep_log` of the run would let go of, or pack, once the next snapshot is taken."""
+
+    keep: str
+    size_bytes: int
+
+
+@attrs.frozen
 class Usage:
     path: str
     size_bytes: int
@@ -65,13 +80,18 @@ class Usage:
     """The event up to which the log says what is live."""
     advice: tuple[str, ...]
     """What may go, and how."""
+    sealed: tuple[Sealed, ...] = ()
+    """What `keep_log` could let go of, with the snapshots and marks that there are."""
 
 
-def usage(run: str | os.PathLike[str], records: Iterable[Record], *, disk: Disk | None = None) -> Usage:
+def usage(
+    run: str | os.PathLike[str], records: Iterable[Record], base: Book | None = None, *, disk: Disk | None = None
+) -> Usage:
     """What a run directory takes, by kind of file, and how much of its payloads the log still needs.
 
     Args:
         records: the run's log, from its first event on.
+        base: the book before the first of the records; None where they are all that there were.
 
     Raises:
         NotARun: `run` is not a run directory.
@@ -80,7 +100,7 @@ def usage(run: str | os.PathLike[str], records: Iterable[Record], *, disk: Disk 
     disk = OsDisk() if disk is None else disk
     place = RunDir.at(run)
     seed = checksum_seed(read_run_info(disk, place).log_id)
-    book = Book()
+    book = Book() if base is None else base
     for record in records:
         applied(book, record)
     sizes = disk.sizes(place.path)
@@ -98,6 +118,7 @@ def usage(run: str | os.PathLike[str], records: Iterable[Record], *, disk: Disk 
         tuple(file for file in files if file is not None),
         book.last_seq,
         (),
+        tuple(_sealed(disk, place, sizes, book)),
     )
     return attrs.evolve(whole, advice=tuple(_advice(whole)))
 
@@ -115,6 +136,8 @@ def _kinds(place: RunDir, sizes: dict[str, int]) -> list[Kind]:
 
 
 def _heading(place: RunDir, path: str) -> str:
+    if os.path.dirname(path) == os.path.join(place.log, READERS):
+        return SMALL
     if os.path.dirname(path) not in (place.log, place.payloads):
         return SMALL if path == place.marker else OTHERS
     suffix = PurePath(path).suffix
@@ -122,6 +145,20 @@ def _heading(place: RunDir, path: str) -> str:
         return HEADINGS[suffix]
     small = suffix in ("", ".json", ".next")
     return SMALL if small else f"{suffix.removeprefix('.')} files"
+
+
+def _sealed(disk: Disk, place: RunDir, sizes: dict[str, int], book: Book) -> Iterator[Sealed]:
+    snapshots = list_snapshots(disk, place)[-SNAPSHOTS_MIN:]
+    if len(snapshots) < SNAPSHOTS_MIN:
+        return
+    limits = {"archive": snapshots[0]}
+    limits |= {str(keep): min(snapshots[0], mark) for keep, mark in enumerate(reversed(book.mark_seqs), 1) if keep <= 2}
+    for keep, limit in limits.items():
+        full = [first for first, following in pairwise(list_segments(disk, place)) if following <= limit + 1]
+        plain = sum(sizes.get(place.segment(first), 0) for first in full)
+        packed = 0 if keep == "archive" else sum(sizes.get(archive_path(place, first), 0) for first in full)
+        if plain + packed:
+            yield Sealed(keep, plain + packed)
 
 
 def _payload_file(
@@ -154,6 +191,11 @@ def _advice(whole: Usage) -> list[str]:
         ways.append(f"{size_of(marked)} are of committed groups that a mark could bring back; two new marks free them")
     if live := sum(file.live_bytes for file in whole.payload_files):
         ways.append(f"{size_of(live)} are of live groups; commit, release or cancel them")
+    for found in whole.sealed:
+        if found.keep == "archive":
+            ways.append(f"{size_of(found.size_bytes)} of the log are full segments; keep_log='archive' packs them")
+        else:
+            ways.append(f"{size_of(found.size_bytes)} of the log go with keep_log={found.keep}")
     by_heading = {kind.heading: kind for kind in whole.kinds}
     if left_over := by_heading.get(HEADINGS[".tmp"]):
         ways.append(

@@ -51,10 +51,11 @@ def story(records: Iterable[ev.Record], group_id: str, base: Book | None = None)
         base: the book before the first of the records; None where they are all that there were.
 
     Raises:
-        UnknownGroup: the log never submitted it; the text names ids that are near.
+        UnknownGroup: the log never submitted it, and the text names ids that are near; or what is told of it is gone.
         LogError: the log isn't one that a run wrote.
     """
     teller = _Teller(group_id, Book() if base is None else base)
+    start = teller.book.last_seq + 1
     known: dict[str, None] = dict.fromkeys([*teller.book.departed, *teller.book.groups])
     for record in records:
         if isinstance(record.event, ev.GroupSubmitted):
@@ -63,6 +64,9 @@ def story(records: Iterable[ev.Record], group_id: str, base: Book | None = None)
     if group_id not in known:
         hint = near(group_id, reversed(known)) or f"it submitted {counted(len(known), 'group')}{_examples(known)}"
         raise UnknownGroup(group_id, "tell its story", f"this log never submitted it; {hint}")
+    if teller.last is None:
+        what = f"it was {teller.left} before event {start}, and the events up to there are gone"
+        raise UnknownGroup(group_id, "tell its story", what)
     return teller.told()
 
 
@@ -77,7 +81,7 @@ class _Teller:
         self.book = book
         self.rules = known_rules(book.rules)
         self.steps: list[Step] = []
-        self.last: Group | None = book.groups.get(group_id)
+        self.last: Group | None = book.groups.get(group_id) or book.aside.get(group_id)
         """The group as it last was in the book."""
         self.submitted_at_ns = 0
         self.held_up_by = ""

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.errors import BadInput, LogError
 from groupstate.log.checks import check_numbers
@@ -28,9 +29,9 @@ from groupstate.log.lock import Lock
 from groupstate.log.payload_files import PAYLOAD_FILE_BYTES, PayloadWriter
 from groupstate.log.payloads import FilePayloads
 from groupstate.log.process import boot_id
-from groupstate.log.reading import Cursor
+from groupstate.log.reading import Cursor, beginning
 from groupstate.log.recovery import Findings, carry_out, examine
-from groupstate.log.retention import Keep, checked_keep, expect_readers
+from groupstate.log.retention import Keep, checked_keep, expect_readers, reading
 from groupstate.log.rundir import RunDir, RunInfo, parse_log_id, read_run_info, write_run_info
 from groupstate.log.segments import SEGMENT_BYTES, SegmentWriter, list_segments
 from groupstate.log.snapshots import Parts, Snapshot, SnapshotInfo, newest_snapshot
@@ -92,13 +93,18 @@ class FileLog:
             blocks=not options.inline,
         )
         findings = self._recover(boot_crc, sync=sync)
+        self._known = findings.known
         self.torn_bytes = findings.torn_bytes
         """Bytes of an interrupted commit that were cut when the log was opened."""
         self.recovered_seq = findings.last_seq
         """The last event that was there when the log was opened."""
         self.snapshot = findings.snapshot
-        """The newest snapshot that was there when the log was opened, for whoever folds the log into a book."""
-        self._keeper = Keeper(disk, run, info.log_id, options.keep, inline=options.inline)
+        """The newest snapshot that was there when the log was opened, until whoever folds the log into a book sets it
+        to None, having used it."""
+        self.snapshot_seq = 0 if findings.snapshot is None else findings.snapshot.info.seq
+        """The last event that it holds; 0 without one."""
+        self.keep = options.keep
+        self._keeper = Keeper(disk, run, info.log_id, options.keep, inline=options.inline, sync=sync)
         self._keeper.advance(findings.last_seq)
         if isinstance(options.keep, int):
             expect_readers(disk, run)
@@ -257,10 +263,6 @@ class FileLog:
     def durable(self, seq: int) -> Coroutine[Any, Any, None]:
         return self._commit.wait(seq)
 
-    def snapshot_before(self, seq: int) -> Snapshot | None:
-        """The newest good snapshot that doesn't hold event `seq`, where the one that does is of no use."""
-        return newest_snapshot(self._disk, self._run, self._info.log_id, upto=seq - 1)
-
     def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int) -> None:
         """Write a snapshot once its events are durable, and then retire what `keep` lets go of.
 
@@ -271,20 +273,38 @@ class FileLog:
         self._keeper.take(Job(info, parts, limit))
 
     @property
-    def on_snapshot(self) -> Callable[[int, OSError | None], None] | None:
+    def on_snapshot(self) -> Callable[[int, Exception | None], None] | None:
         """Called in a thread of the log's after each snapshot: (its seq, what went wrong with it or the retiring)."""
         return self._keeper.on_done
 
     @on_snapshot.setter
-    def on_snapshot(self, tell: Callable[[int, OSError | None], None] | None) -> None:
+    def on_snapshot(self, tell: Callable[[int, Exception | None], None] | None) -> None:
         self._keeper.on_done = tell
+
+    def snapshot_before(self, seq: int) -> Snapshot | None:
+        """The newest good snapshot that holds no event from `seq` on, where a later one was of no use."""
+        return newest_snapshot(self._disk, self._run, self._info.log_id, upto=seq - 1)
+
+    def beginning(self) -> tuple[Book | None, int]:
+        """The book before the first event that is still there, and that event's number; None and 1 if all are.
+
+        Raises:
+            CorruptLog: no snapshot that can be read says what the events that are gone led to.
+        """
+        return beginning(self._run.path, disk=self._disk)
 
     def read(self, start: int = 1, stop: int | None = None) -> Iterator[Record]:
         kept_seq, unkept = self._commit.unkept()
-        cursor = Cursor(self._disk, self._run, self._info.log_id, start, upcasts=self._upcasts)
+        cursor = Cursor(self._disk, self._run, self._info.log_id, start, self._known, upcasts=self._upcasts)
         kept = cursor.read(kept_seq if stop is None else min(kept_seq, stop - 1))
         wanted = (record for record in unkept if record.seq >= start and (stop is None or record.seq < stop))
-        return chain(chain.from_iterable(kept), wanted)
+        records = chain(chain.from_iterable(kept), wanted)
+        return self._claimed(start, records) if isinstance(self.keep, int) else records
+
+    def _claimed(self, start: int, records: Iterator[Record]) -> Iterator[Record]:
+        """The same, with nothing of it removed meanwhile."""
+        with reading(self._disk, self._run, start):
+            yield from records
 
     async def aclose(self) -> None:
         await self._commit.aclose()

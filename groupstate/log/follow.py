@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import anyio
 
@@ -59,6 +60,7 @@ async def follow(
                 return
             if claimed and cursor.segment != segment and cursor.segment is not None:
                 segment = cursor.segment
-                claim(disk, claimed, segment)
+                with suppress(OSError):  # then the older claim stands, and keeps more
+                    claim(disk, claimed, segment)
             # The files belong to another process, which can't wake this one, so here polling is right.
             await anyio.sleep(poll_s)

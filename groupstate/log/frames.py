@@ -124,6 +124,24 @@ def walk(data: memoryview, start: int, seed: int, next_seq: int) -> Iterator[Fra
         next_seq += frame.count
 
 
+def walk_to_end(data: memoryview, start: int, seed: int, next_seq: int, known_seq: int) -> tuple[int, int, int, int]:
+    """Like `walk`, for whoever wants no frame: where the last good one stops and its last number, and the same of the
+    last one that ends at or before event `known_seq`. Without any, `start` and the number before."""
+    known = start, next_seq - 1
+    while len(data) - start >= FRAME_HEADER_BYTES:
+        magic, length, crc, count, first_seq = _FRAME.unpack_from(data, start)
+        stop = start + FRAME_HEADER_BYTES + length
+        if magic != FRAME_MAGIC or first_seq != next_seq or count == 0 or stop > len(data):
+            break
+        if zlib.crc32(data[start + _CHECKED_FROM : stop], seed) != crc:
+            break
+        start = stop
+        next_seq += count
+        if next_seq <= known_seq + 1:
+            known = start, next_seq - 1
+    return start, next_seq - 1, *known
+
+
 def find_frame_behind(data: memoryview, bad_at: int, seed: int) -> Frame | None:
     """A good frame anywhere at or behind a place where the next one should be and isn't.
 

@@ -14,6 +14,7 @@ import attrs
 from groupstate.log.disk import Disk
 from groupstate.log.retention import Keep, retire
 from groupstate.log.rundir import RunDir
+from groupstate.log.segments import flush_segment_of
 from groupstate.log.snapshots import Parts, SnapshotInfo, write_snapshot
 
 
@@ -26,18 +27,23 @@ class Job:
 
 
 class Keeper:
-    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, keep: Keep, *, inline: bool) -> None:
+    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, keep: Keep, *, inline: bool, sync: bool) -> None:
+        """
+        Args:
+            sync: events are flushed before they count as durable; else it is done here, before a snapshot has them.
+        """
         self._disk = disk
         self._run = run
         self._log_id = log_id
         self._keep = keep
         self._inline = inline
+        self._sync = sync
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._durable_seq = 0
         self._closing = False
         self._thread: threading.Thread | None = None
-        self.on_done: Callable[[int, OSError | None], None] | None = None
+        self.on_done: Callable[[int, Exception | None], None] | None = None
         """Called in the keeper's thread after each snapshot: (its seq, what went wrong)."""
 
     def take(self, job: Job) -> None:
@@ -47,12 +53,12 @@ class Keeper:
             if self._thread is None and not self._inline:
                 self._thread = threading.Thread(target=self._run_jobs, name="groupstate-keeper", daemon=True)
                 self._thread.start()
-        self.advance(self._durable_seq)
+        self.advance(0)
 
     def advance(self, durable_seq: int) -> None:
-        """So much is durable now."""
+        """At least so much is durable now."""
         with self._changed:
-            self._durable_seq = durable_seq
+            self._durable_seq = max(self._durable_seq, durable_seq)
             self._changed.notify()
         if self._inline:
             while (job := self._next()) is not None:
@@ -74,11 +80,14 @@ class Keeper:
             self._do(job)
 
     def _do(self, job: Job) -> None:
-        error: OSError | None = None
+        error: Exception | None = None
         try:
+            if not self._sync:
+                # Else a loss of power could leave a snapshot of events that are gone, and older ones removed.
+                flush_segment_of(self._disk, self._run, job.info.seq)
             write_snapshot(self._disk, self._run, self._log_id, job.info, job.parts)
-            retire(self._disk, self._run, self._keep, job.limit)
-        except OSError as failure:
+            retire(self._disk, self._run, self._log_id, self._keep, job.limit)
+        except Exception as failure:  # a full disk or our own fault: neither is the writer's
             error = failure
         if self.on_done is not None:
             self.on_done(job.info.seq, error)

@@ -21,7 +21,7 @@ from groupstate.log.codec import decode
 from groupstate.log.disk import Disk, OsDisk, read_all
 from groupstate.log.frames import HEADER_BYTES, Frame, checksum_seed, walk
 from groupstate.log.head import read_head
-from groupstate.log.recovery import REPAIR_ADVICE, check_header, check_torn
+from groupstate.log.recovery import REPAIR_ADVICE, Known, check_header, check_torn
 from groupstate.log.retention import reading
 from groupstate.log.rundir import RunDir, read_run_info
 from groupstate.log.segments import list_segments
@@ -32,7 +32,20 @@ from groupstate.log.upcasts import FORMAT, UPCASTS, Upcasts
 class Cursor:
     """A place in a log, moved on by reading. Keeps no file open between two calls of `read`."""
 
-    def __init__(self, disk: Disk, run: RunDir, log_id: bytes, start: int, *, upcasts: Upcasts = UPCASTS) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        run: RunDir,
+        log_id: bytes,
+        start: int,
+        known: Known | None = None,
+        *,
+        upcasts: Upcasts = UPCASTS,
+    ) -> None:
+        """
+        Args:
+            known: a place in the log; from there the first event is looked for if it lies behind.
+        """
         assert start >= 1
         self._upcasts = upcasts
         self._form = FORMAT
@@ -47,6 +60,9 @@ class Cursor:
         self._offset = 0
         self._next_seq = 0
         """Number of the frame at the offset; below `_start` until the first event wanted was found."""
+        if known is not None and start > known.last_seq:
+            self._segment, self._offset, self._next_seq = known.segment, known.stop, known.last_seq + 1
+            self._form = known.form
 
     @property
     def segment(self) -> int | None:
@@ -86,8 +102,8 @@ class Cursor:
     def _raise_gone(self, first_seq: int) -> NoReturn:
         """The event to start at lies before all segments."""
         if any(seq >= first_seq - 1 for seq in list_snapshots(self._disk, self._run)):
-            raise CompactedLog(self._run.log, self._start, first_seq)
-        self._raise_missing_before(first_seq, 1)
+            raise CompactedLog(self._run.log, max(self._next_seq, self._start), first_seq)
+        self._raise_missing_before(first_seq, self._next_seq or 1)
 
     def _raise_missing_before(self, first_seq: int, expected: int) -> NoReturn:
         what = f"it starts with event {first_seq}, so a segment before it is missing"
@@ -142,13 +158,16 @@ class Cursor:
         if limit is not None and self._next_seq > limit:
             return
         stop = self._offset - base
-        later = [first_seq for first_seq in list_segments(self._disk, self._run) if first_seq > (self._segment or 0)]
+        first_seqs = list_segments(self._disk, self._run)
+        later = [first_seq for first_seq in first_seqs if first_seq > (self._segment or 0)]
         if stop < len(data) and (later or limit is None):
             check_torn(path, data, stop, self._seed, self._next_seq - 1, last=not later)
         elif stop < len(data):
             what = f"the frame of event {self._next_seq} is bad, though it was acknowledged as durable"
             raise CorruptLog(path, self._offset, self._next_seq - 1, what, REPAIR_ADVICE)
         elif later and later[0] != self._next_seq:
+            if first_seqs[0] == later[0]:
+                self._raise_gone(later[0])  # this one too: they were removed while it was read
             self._raise_missing_before(later[0], self._next_seq)
         elif not later and limit is not None:
             raise LostEvents(self._run.log, self._next_seq, limit)
@@ -228,7 +247,8 @@ def beginning(path: str | os.PathLike[str], *, disk: Disk | None = None) -> tupl
     disk = OsDisk() if disk is None else disk
     run = RunDir.at(path)
     for seq in list_snapshots(disk, run):
-        if seq >= first - 1 and (book := read_book(path, seq, disk=disk)) is not None:
+        book = read_book(path, seq, disk=disk) if seq >= first - 1 else None
+        if book is not None and book.last_seq >= first - 1:
             return book, book.last_seq + 1
     if later := _later_snapshot(disk, run, first - 1):
         raise UnsupportedLog(

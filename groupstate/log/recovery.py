@@ -22,7 +22,7 @@ from groupstate.log.frames import (
     claimed_stop,
     find_frame_behind,
     parse_header,
-    walk,
+    walk_to_end,
 )
 from groupstate.log.head import Watermark, read_head
 from groupstate.log.payload_files import list_payload_files, payload_path
@@ -39,6 +39,18 @@ REPAIR_ADVICE = (
 
 
 @attrs.frozen
+class Known:
+    """The end of a frame, from which on a log may be read without walking to it."""
+
+    segment: int
+    """First seq of its segment."""
+    stop: int
+    last_seq: int
+    form: int
+    """Format of the segment."""
+
+
+@attrs.frozen
 class Findings:
     """What a log holds, and what is to be done before it can be written to."""
 
@@ -49,6 +61,8 @@ class Findings:
     """Bytes of an interrupted commit behind the last good frame."""
     leftovers: tuple[str, ...] = ()
     """Files to remove."""
+    known: "Known | None" = None
+    """Where the events behind the snapshot begin."""
     snapshot: Snapshot | None = None
     """The newest good one."""
 
@@ -77,6 +91,10 @@ def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int, *, upcasts: U
         # It holds events that went with the machine, as `durability="os"` allows.
         leftovers.append(snapshot_path(run, snapshot.info.seq))
         snapshot = newest_snapshot(disk, run, log_id, upto=snapshot.info.seq - 1)
+        first_seq = list_segments(disk, run)[0]
+        if first_seq > 1 and (snapshot is None or snapshot.info.seq < first_seq - 1):
+            # What it holds is nowhere else any more.
+            raise LostEvents(run.log, findings.last_seq + 1, promised)
     return attrs.evolve(findings, leftovers=tuple(leftovers), snapshot=snapshot)
 
 
@@ -102,7 +120,10 @@ def _examine_segments(disk: Disk, run: RunDir, log_id: bytes, known_seq: int, up
             raise CorruptLog(path, 0, findings.last_seq + 1, missing, REPAIR_ADVICE)
         last = first_seq == first_seqs[-1]
         data = read_segment(disk, run, first_seq)
-        findings = _examine_segment(path, data, log_id, first_seq, findings, upcasts, last=last)
+        findings = _examine_segment(path, data, log_id, first_seq, findings, known_seq, upcasts, last=last)
+    if findings.last is not None and not disk.exists(run.segment(findings.last.first_seq)):
+        # It is packed, so whatever came behind it is gone. Nothing is ever written to an archive.
+        return attrs.evolve(findings, last=None)
     return findings
 
 
@@ -116,20 +137,29 @@ def _refuse_later_snapshots(disk: Disk, run: RunDir, log_id: bytes, first_seq: i
 
 
 def _examine_segment(
-    path: str, data: bytes, log_id: bytes, first_seq: int, before: Findings, upcasts: Upcasts, *, last: bool
+    path: str,
+    data: bytes,
+    log_id: bytes,
+    first_seq: int,
+    before: Findings,
+    known_seq: int,
+    upcasts: Upcasts,
+    *,
+    last: bool,
 ) -> Findings:
     if last and len(data) <= HEADER_BYTES and parse_header(data, path, upcasts) is None:
         # The rename reached the disk and the header didn't: the file holds nothing, so it is torn as a whole.
         # What was acknowledged in it, if it was cut later, shows in the watermark.
-        return Findings(before.last_seq, None, torn_bytes=len(data))
+        return Findings(before.last_seq, None, torn_bytes=len(data), known=before.known)
     header = check_header(path, data, log_id, first_seq, upcasts)
     view = memoryview(data)
-    stop, last_seq = HEADER_BYTES, before.last_seq
-    for frame in walk(view, HEADER_BYTES, checksum_seed(log_id), first_seq):
-        stop, last_seq = frame.stop, frame.last_seq
+    seed = checksum_seed(log_id)
+    stop, last_seq, known_stop, known_last = walk_to_end(view, HEADER_BYTES, seed, first_seq, known_seq)
     if stop < len(data):
-        check_torn(path, view, stop, checksum_seed(log_id), last_seq, last=last)
-    return Findings(last_seq, SegmentEnd(first_seq, stop, header.form), torn_bytes=len(data) - stop)
+        check_torn(path, view, stop, seed, last_seq, last=last)
+    end = SegmentEnd(first_seq, stop, header.form)
+    known = before.known or Known(first_seq, known_stop, known_last, header.form)
+    return Findings(last_seq, end, torn_bytes=len(data) - stop, known=known)
 
 
 def check_header(path: str, data: bytes, log_id: bytes, first_seq: int, upcasts: Upcasts = UPCASTS) -> SegmentHeader:
@@ -186,7 +216,8 @@ def _flush(disk: Disk, run: RunDir) -> None:
     were flushed before the last ones were begun.
     """
     for first_seq in list_segments(disk, run)[-1:]:
-        _on_file(disk, run.segment(first_seq), disk.fdatasync)
+        if disk.exists(run.segment(first_seq)):
+            _on_file(disk, run.segment(first_seq), disk.fdatasync)
     for file in list_payload_files(disk, run)[-1:]:
         _on_file(disk, payload_path(run, file), disk.fdatasync)
     disk.fsync_dir(run.log)

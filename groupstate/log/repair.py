@@ -14,6 +14,7 @@ import msgspec
 
 from groupstate.core.events import GroupFailed, GroupFinished, Record
 from groupstate.errors import BadInput, CorruptLog, LogError, LostEvents
+from groupstate.log.archive import read_segment
 from groupstate.log.codec import decode, join_items
 from groupstate.log.disk import Disk, OsDisk, make_file, read_file
 from groupstate.log.frames import HEADER_BYTES, Frame, build_frame, checksum_seed, find_frame_behind, parse_header, walk
@@ -23,6 +24,7 @@ from groupstate.log.process import boot_id
 from groupstate.log.recovery import check_header, check_torn
 from groupstate.log.rundir import RunDir, RunInfo, read_run_info, write_run_info
 from groupstate.log.segments import list_segments
+from groupstate.log.snapshots import list_snapshots, read_snapshot, snapshot_path
 
 
 @attrs.frozen
@@ -49,11 +51,15 @@ class Diagnosis:
     last_behind: int | None = None
     torn_bytes: int = 0
     """An interrupted commit at the very end, which isn't damage: opening the run cuts it."""
+    first_seq: int = 1
+    """The first event that is still there; those before it went as the run's `keep_log` has it."""
+    begins_at: int = 0
+    """The first event that a new run may end with: that of the oldest snapshot, where the log's beginning is gone."""
 
     @property
     def keep_until(self) -> int | None:
         """Where a new run would best end; None if nothing is left to keep."""
-        return self.last_seq or None
+        return self.last_seq if self.last_seq >= max(1, self.begins_at) else None
 
 
 @attrs.frozen
@@ -83,7 +89,8 @@ def diagnose(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Diagn
 def repair(
     path: str | os.PathLike[str], target: str | os.PathLike[str], keep_until: int, *, disk: Disk | None = None
 ) -> Repaired:
-    """Write a new run directory with events 1 to `keep_until` of a run that is damaged, or of any.
+    """Write a new run directory with the events up to `keep_until` of a run that is damaged, or of any, and with the
+    snapshots of them. Archived segments are unpacked.
 
     Payloads that are gone stay gone: what needs them is evicted as damaged once it is sampled.
 
@@ -114,8 +121,11 @@ def _examined(disk: Disk, run: RunDir, info: RunInfo) -> tuple[Diagnosis, list[G
     good: list[Good] = []
     last_seq, torn_bytes, damage = 0, 0, ""
     first_seqs: list[int] = []
+    begins_at = 0
     try:
         first_seqs = list_segments(disk, run)
+        begins_at = _begins_at(disk, run, info, first_seqs)
+        last_seq = first_seqs[0] - 1 if begins_at else 0
         for first_seq in first_seqs:
             segment, torn_bytes = _examine_segment(
                 disk, run, info, first_seq, last_seq, last=first_seq == first_seqs[-1]
@@ -141,9 +151,20 @@ def _examined(disk: Disk, run: RunDir, info: RunInfo) -> tuple[Diagnosis, list[G
             min((frame.first_seq for frame in behind), default=None),
             max((frame.last_seq for frame in behind), default=None),
             torn_bytes,
+            first_seqs[0] if begins_at else 1,
+            begins_at,
         ),
         good,
     )
+
+
+def _begins_at(disk: Disk, run: RunDir, info: RunInfo, first_seqs: list[int]) -> int:
+    """The oldest good snapshot from which a log without its beginning can be gone on with; 0 where none is needed, or
+    there is none."""
+    if not first_seqs or first_seqs[0] == 1:
+        return 0
+    good = (seq for seq in list_snapshots(disk, run) if read_snapshot(disk, run, info.log_id, seq) is not None)
+    return next((seq for seq in good if seq >= first_seqs[0] - 1), 0)
 
 
 class _Damaged(Exception):
@@ -168,7 +189,7 @@ def _examine_segment(
     if first_seq != last_seq + 1:
         what = f"the next segment starts with event {first_seq}, so a segment before it is missing"
         raise CorruptLog(path, 0, last_seq + 1, what)
-    data = read_file(disk, path)
+    data = read_segment(disk, run, first_seq)
     if last and len(data) <= HEADER_BYTES and parse_header(data, path) is None:
         return None, len(data)
     check_header(path, data, info.log_id, first_seq)
@@ -189,7 +210,10 @@ def _frames_behind(disk: Disk, run: RunDir, info: RunInfo, first_seqs: list[int]
     stops = {segment.first_seq: segment.stop for segment in good}
     last_seq = good[-1].last_seq if good else 0
     for first_seq in first_seqs:
-        data = memoryview(read_file(disk, run.segment(first_seq)))
+        try:
+            data = memoryview(read_segment(disk, run, first_seq))
+        except CorruptLog:
+            continue  # an archive that can't be unpacked
         at = stops.get(first_seq, 0)
         seed = checksum_seed(info.log_id)
         while (found := find_frame_behind(data, at, seed)) is not None:
@@ -210,9 +234,14 @@ def _check_target(disk: Disk, run: RunDir, new: RunDir) -> None:
 
 
 def _check_place(disk: Disk, run: RunDir, info: RunInfo, found: Diagnosis, good: list[Good], keep_until: int) -> None:
-    if not 1 <= keep_until <= found.last_seq:
-        right = f"keep until an event from 1 to {found.last_seq}" if found.last_seq else "no event is left to keep"
-        why = f"the damage is behind event {found.last_seq}" if found.damage else f"the log ends at {found.last_seq}"
+    least = max(1, found.begins_at)
+    if not least <= keep_until <= found.last_seq:
+        some = found.keep_until is not None
+        right = f"keep until an event from {least} to {found.last_seq}" if some else "no event is left to keep"
+        why = "the events before the oldest snapshot are gone" if found.last_seq >= keep_until else ""
+        why = why or (
+            f"the damage is behind event {found.last_seq}" if found.damage else f"the log ends at {found.last_seq}"
+        )
         raise BadInput(f"event {keep_until} can't be kept: {why}; {right}. {found.damage}".rstrip())
     if keep_until == found.last_seq:
         return
@@ -226,7 +255,7 @@ def _check_place(disk: Disk, run: RunDir, info: RunInfo, found: Diagnosis, good:
 
 def _record(disk: Disk, run: RunDir, info: RunInfo, good: list[Good], seq: int) -> Record:
     segment = next(segment for segment in good if seq <= segment.last_seq)
-    data = memoryview(read_file(disk, run.segment(segment.first_seq)))
+    data = memoryview(read_segment(disk, run, segment.first_seq))
     header = check_header(run.segment(segment.first_seq), bytes(data[:HEADER_BYTES]), info.log_id, segment.first_seq)
     frames = walk(data, HEADER_BYTES, checksum_seed(info.log_id), segment.first_seq)
     frame = next(frame for frame in frames if seq <= frame.last_seq)
@@ -241,13 +270,16 @@ def _written(disk: Disk, run: RunDir, new: RunDir, info: RunInfo, good: list[Goo
     disk.makedirs(new.log)
     kept = [segment for segment in good if segment.first_seq <= keep_until]
     for segment in kept:
-        data = read_file(disk, run.segment(segment.first_seq))[: segment.stop]
+        data = read_segment(disk, run, segment.first_seq)[: segment.stop]
         if segment.last_seq > keep_until:
             data = _cut(data, info, segment.first_seq, keep_until)
         make_file(disk, new.segment(segment.first_seq), data)
     for name in disk.listdir(run.log):
         if name.startswith("schema-") and name.endswith(".json"):
             make_file(disk, os.path.join(new.log, name), read_file(disk, os.path.join(run.log, name)))
+    for seq in list_snapshots(disk, run):
+        if seq <= keep_until and read_snapshot(disk, run, info.log_id, seq) is not None:
+            make_file(disk, snapshot_path(new, seq), read_file(disk, snapshot_path(run, seq)))
     files, linked = _copy_payloads(disk, run, new)
     mark = Watermark(keep_until, True, zlib.crc32(boot_id().encode()))
     HeadWriter(disk, new.head, mark, checksum_seed(info.log_id)).close()

@@ -15,13 +15,14 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from groupstate.core.book import MARKS_REMEMBERED
 from groupstate.errors import BadSettings
 from groupstate.log.archive import archive_path, pack_segment
 from groupstate.log.disk import Disk, make_file, read_file
 from groupstate.log.process import ProcessId, is_alive, this_process
 from groupstate.log.rundir import RunDir
 from groupstate.log.segments import list_segments
-from groupstate.log.snapshots import list_snapshots, remove_quietly, snapshot_path
+from groupstate.log.snapshots import list_snapshots, read_snapshot, remove_quietly, snapshot_path
 
 Keep: TypeAlias = Literal["all", "archive"] | int
 """`all`: every event. `archive`: every event, old segments packed. A number: what came since so many checkpoints."""
@@ -35,9 +36,13 @@ def checked_keep(keep: Keep) -> Keep:
     Raises:
         BadSettings: not one of those.
     """
-    if keep in ("all", "archive") or (isinstance(keep, int) and not isinstance(keep, bool) and keep >= 1):
+    if keep in ("all", "archive"):
         return keep
-    raise BadSettings(f"keep_log is {keep!r}; it is 'all', 'archive', or a number of checkpoints of at least 1")
+    if isinstance(keep, int) and not isinstance(keep, bool) and 1 <= keep <= MARKS_REMEMBERED:
+        return keep
+    raise BadSettings(
+        f"keep_log is {keep!r}; it is 'all', 'archive', or a number of checkpoints from 1 to {MARKS_REMEMBERED}"
+    )
 
 
 @attrs.frozen
@@ -49,32 +54,46 @@ class Retired:
     snapshots: tuple[int, ...] = ()
 
 
-def retire(disk: Disk, run: RunDir, keep: Keep, limit: int) -> Retired:
+def retire(disk: Disk, run: RunDir, log_id: bytes, keep: Keep, limit: int) -> Retired:
     """Pack or remove what lies wholly at or below event `limit`.
 
     Raises:
         OSError: something can't be; all that was done is whole, and the rest is as it was.
     """
-    snapshots = list_snapshots(disk, run)
-    if keep == "all" or len(snapshots) < SNAPSHOTS_MIN:
+    if keep == "all":
         return Retired()
-    limit = min(limit, snapshots[-SNAPSHOTS_MIN])
     if keep == "archive":
+        snapshots = list_snapshots(disk, run)[-SNAPSHOTS_MIN:]
+        limit = min(limit, snapshots[0]) if len(snapshots) == SNAPSHOTS_MIN else 0
         plain = [first for first in _full(disk, run, limit + 1) if disk.exists(run.segment(first))]
         for first in plain:
             pack_segment(disk, run, first)
         return Retired(packed=tuple(plain))
-    going = _full(disk, run, min([limit + 1, *readers(disk, run)]))
+    kept = _last_good(disk, run, log_id) if _full(disk, run, limit + 1) else None
+    if kept is None:
+        return Retired()
+    going = _full(disk, run, min([limit + 1, kept + 1, *readers(disk, run)]))
     for first in going:
         # From the oldest on: what is left is always an end of the log without a gap.
         for path in (run.segment(first), archive_path(run, first)):
             if disk.exists(path):
                 disk.unlink(path)
+                disk.fsync_dir(run.log)
     left = list_segments(disk, run)[0]
-    old = [seq for seq in snapshots[:-SNAPSHOTS_MIN] if seq < left - 1]
+    old = [seq for seq in list_snapshots(disk, run) if seq < min(left - 1, kept)]
     for seq in old:
         disk.unlink(snapshot_path(run, seq))
     return Retired(removed=tuple(going), snapshots=tuple(old))
+
+
+def _last_good(disk: Disk, run: RunDir, log_id: bytes) -> int | None:
+    """The older of the two newest good snapshots; None while there are not so many."""
+    good = 0
+    for seq in reversed(list_snapshots(disk, run)):
+        good += read_snapshot(disk, run, log_id, seq) is not None
+        if good == SNAPSHOTS_MIN:
+            return seq
+    return None
 
 
 def _full(disk: Disk, run: RunDir, needed_from: int) -> list[int]:
@@ -114,7 +133,11 @@ def expect_readers(disk: Disk, run: RunDir) -> None:
 
 
 def claim(disk: Disk, path: str, first_seq: int) -> None:
-    """Say from which event on a reader needs the log."""
+    """Say from which event on a reader needs the log.
+
+    Raises:
+        OSError: it can't be said; the claim is what it was.
+    """
     me = this_process()
     make_file(disk, path, json.dumps({"first_seq": first_seq, **attrs.asdict(me)}).encode())
 

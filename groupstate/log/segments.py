@@ -105,6 +105,19 @@ class SegmentWriter:
             self._fd = -1
 
 
+def flush_segment_of(disk: Disk, run: RunDir, seq: int) -> None:
+    """Flush the segment that holds an event. Those before it were flushed when it was begun.
+
+    Raises:
+        OSError: it can't be flushed.
+    """
+    fd = disk.open(run.segment(max(first for first in list_segments(disk, run) if first <= seq)))
+    try:
+        disk.fdatasync(fd)
+    finally:
+        disk.close(fd)
+
+
 def is_leftover(name: str) -> bool:
     """A segment whose making was interrupted."""
     return name.endswith((SEGMENT_SUFFIX + ".tmp", SEGMENT_SUFFIX + ".gz.tmp"))

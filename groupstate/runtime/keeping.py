@@ -9,6 +9,7 @@ from typing import Protocol
 
 from groupstate.core import events as ev
 from groupstate.core.snapshot import capture, encoded
+from groupstate.errors import BadSettings
 from groupstate.log.retention import Keep
 from groupstate.log.snapshots import Parts, SnapshotInfo
 from groupstate.runtime.ledger import Ledger
@@ -22,29 +23,40 @@ AT_REST = 0.1
 """At a checkpoint and at the end a snapshot is taken for so much less."""
 
 
+def checked_events(events: int) -> int:
+    """
+    Raises:
+        BadSettings: not a number of events between two snapshots.
+    """
+    if not isinstance(events, int) or isinstance(events, bool) or events < 1:
+        raise BadSettings(f"snapshot_events is {events!r}; it must be an integer of at least 1")
+    return events
+
+
 class Snapshots(Protocol):
     """A log that keeps snapshots."""
 
-    on_snapshot: Callable[[int, OSError | None], None] | None
+    keep: Keep
+    snapshot_seq: int
+    on_snapshot: Callable[[int, Exception | None], None] | None
 
     def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int) -> None: ...
 
 
 class Keeping:
-    def __init__(self, ledger: Ledger, keep: Keep, *, events: int = EVENTS_PER_SNAPSHOT) -> None:
+    def __init__(self, ledger: Ledger, *, events: int = EVENTS_PER_SNAPSHOT) -> None:
         """
         Args:
             events: events between two snapshots.
         """
         self._ledger = ledger
-        self._keep = keep
         self._events = events
         snapshots = getattr(ledger.log, "keep_snapshot", None)
         self._log: Snapshots | None = ledger.log if snapshots is not None else None  # type: ignore[assignment]
-        newest = getattr(ledger.log, "snapshot", None)
-        self._last_seq = 0 if newest is None else newest.info.seq
+        self._last_seq = 0
         self._resting = False
         if self._log is not None:
+            self._last_seq = self._log.snapshot_seq
             self._log.on_snapshot = _told
             ledger.observers.append(self._note)
             ledger.after_step = self._look
@@ -70,15 +82,14 @@ class Keeping:
 
     def _limit(self) -> int:
         """The last event that isn't needed for going back."""
-        if self._keep == "archive":
+        assert self._log is not None
+        if not isinstance(self._log.keep, int):
             return self._ledger.book.last_seq
-        if self._keep == "all":
-            return 0
         marks = self._ledger.book.mark_seqs
-        return marks[-self._keep] if len(marks) >= self._keep else 0
+        return marks[-self._log.keep] if len(marks) >= self._log.keep else 0
 
 
-def _told(seq: int, error: OSError | None) -> None:
+def _told(seq: int, error: Exception | None) -> None:
     if error is None:
         log.info("snapshot taken", seq=seq)
     else:

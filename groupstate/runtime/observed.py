@@ -38,6 +38,7 @@ from groupstate.errors import BadInput, BadSettings, LogError, LogFailed, Unusab
 from groupstate.log.port import EventLog
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Claim, Controller
+from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import MESSAGE_CHARS_MAX, Ledger
 from groupstate.runtime.logs import Logger
 from groupstate.runtime.sampler import Sampler
@@ -185,12 +186,19 @@ class StatusFeed:
         *,
         group_size: int,
         weight_version: int | None = None,
+        snapshot_events: int = EVENTS_PER_SNAPSHOT,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> "StatusFeed":
-        """A feed on a log, which is new or is gone on with."""
+        """A feed on a log, which is new or is gone on with.
+
+        Args:
+            snapshot_events: events between two snapshots, which make beginning again quick; written on this thread.
+        """
+        checked_events(snapshot_events)
         ledger = Ledger(event_log, rules, clock_ns=clock_ns)
         recovery.load(ledger)
         feed = cls(ledger, Controller(ledger, None, group_size=group_size), group_size=group_size)
+        Keeping(ledger, events=snapshot_events)
         if not feed.book.run_id:
             run_id = str(getattr(event_log, "log_id", "memory"))
             recovery.start(ledger, run_id=run_id, weight_version=weight_version or 0, seed=0)

@@ -30,7 +30,7 @@ from groupstate.log.retention import Keep, checked_keep
 from groupstate.log.rundir import RunDir
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller
-from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping
+from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.recovery import CheckpointMark, OnRewind
 from groupstate.runtime.rollout import Rollout
@@ -114,14 +114,16 @@ async def open_run(
     event_log = log
     try:
         _check_settings(group_size, grace_s, cancel_grace_s, on_rewind)
+        checked_events(snapshot_events)
+        checked_keep(keep_log)
         _check_selection(selection)
         signals = signals_named(close_on)
         prompts = None if source is None else as_source(source)
         if event_log is None:
             event_log = _open_log(path, durability, keep_log, take_over, disk_bytes_max, disk_free_min_bytes)
-        elif (disk_bytes_max, disk_free_min_bytes) != (None, None):
+        elif (disk_bytes_max, disk_free_min_bytes, keep_log) != (None, None, "all"):
             raise BadSettings(
-                "disk_bytes_max and disk_free_min_bytes are the log's; give them to the log that you made"
+                "disk_bytes_max, disk_free_min_bytes and keep_log are the log's; give them to the log that you made"
             )
         ledger, custom = _ledger(event_log, rules, selection, group_size, clock_ns)
         prompts = _sharable(ledger.rules, prompts)
@@ -133,7 +135,7 @@ async def open_run(
                 controller, session, engine=engine, params=params or SamplingParams(), cancel_grace_s=cancel_grace_s
             )
         run = Run(ledger, controller, rollout, engine, grace_s)
-        Keeping(ledger, keep_log, events=snapshot_events)
+        Keeping(ledger, events=snapshot_events)
         if prompts is not None and not source_changed:
             check_same(ledger.book, prompts)
         _begin(run, event_log, weight_version, resume_at, on_rewind, seed)

@@ -17,7 +17,7 @@ from groupstate.core.evict import credit_of
 from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import RULES_VERSION, Rules, rules_from_dict
-from groupstate.core.snapshot import Capture, decoded, restore
+from groupstate.core.snapshot import decoded, restore
 from groupstate.errors import BadMark, BadSettings, CompactedLog, UnsupportedLog
 from groupstate.log.port import EventLog
 from groupstate.log.snapshots import Snapshot
@@ -57,15 +57,13 @@ class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def load(ledger: Ledger) -> None:
-    """Fold the log into the ledger's book, from its newest snapshot on if there is one.
+    """Fold the log into the ledger's book, from its newest snapshot on that can be read, if there is one.
 
     Raises:
         UnsupportedLog: the snapshot can't be read, and the events before it are gone.
     """
     with _without_collection():
-        taken, why = _newest_capture(ledger.log)
-        if taken is not None:
-            ledger.book = restore(taken)
+        ledger.book, why = _newest_book(ledger.log, ledger.book)
         try:
             ledger.apply(ledger.log.read(ledger.book.last_seq + 1))
         except CompactedLog as error:
@@ -75,19 +73,22 @@ def load(ledger: Ledger) -> None:
             ) from error
 
 
-def _newest_capture(event_log: EventLog) -> tuple[Capture | None, str]:
-    """What the newest snapshot holds that this version can read, and why it couldn't read a newer one."""
+def _newest_book(event_log: EventLog, empty: Book) -> tuple[Book, str]:
+    """The book of the newest snapshot that this version can read, and why it couldn't read a newer one; `empty`
+    without any. The log's own snapshot is let go of, since it is large."""
     snapshot: Snapshot | None = getattr(event_log, "snapshot", None)
+    if snapshot is not None:
+        event_log.snapshot = None  # type: ignore[attr-defined]
     why = ""
     while snapshot is not None:
         try:
-            return decoded(snapshot.parts()), why
+            return restore(decoded(snapshot.parts())), why
         except (ValueError, msgspec.MsgspecError) as error:
             why = why or f" ({error})"
             text = "more events are replayed"
             log.warning("a snapshot can't be read", seq=snapshot.info.seq, error=str(error), consequence=text)
         snapshot = event_log.snapshot_before(snapshot.info.seq)  # type: ignore[attr-defined]
-    return None, why
+    return empty, why
 
 
 @contextmanager

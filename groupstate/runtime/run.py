@@ -125,14 +125,18 @@ class Run:
     def frontier(self) -> tuple[SourceFrontier, ...]:
         """Which positions of the source are committed, open and evicted, by dataset.
 
-        The first call reads the log, which takes time where that is long; later ones cost nothing.
+        The first call reads the log, which takes time where that is long; later ones cost nothing. Of a run that keeps
+        only what came since its last checkpoints, see `SourceFrontier.unknown`.
         """
 
         def look() -> tuple[SourceFrontier, ...]:
             if self._frontier is None:
-                self._frontier = FrontierTracker()
-                for record in self.ledger.log.read():
-                    self._frontier.feed(record)
+                begins = getattr(self.ledger.log, "beginning", None)
+                base, start = (None, 1) if begins is None else begins()
+                tracker = FrontierTracker(base)
+                for record in self.ledger.log.read(start):
+                    tracker.feed(record)
+                self._frontier = tracker
                 self.ledger.observers.append(self._frontier.feed)
             return self._frontier.value()
 

@@ -17,6 +17,7 @@ NAMES = [
     "replay",
     "memory",
     "durable",
+    "opening",
     "trajectory",
 ]
 

@@ -136,3 +136,16 @@ async def test_an_open_run_has_its_frontier_and_keeps_it(loop, tmp_path):
     ]
     as_json = CliRunner().invoke(main, ["show", str(tmp_path / "run"), "--frontier", "--at", "1", "--json"])
     assert json.loads(as_json.output) == []
+
+
+@pytest.mark.parametrize("around", [[], [2], [9], [2, 9], [0], [20], [0, 2, 9, 20]])
+def test_a_range_is_added_like_its_numbers(around: list[int]) -> None:
+    one, other = Positions(), Positions()
+    for number in around:
+        one.add(number)
+        other.add(number)
+    one.add_range(3, 9)
+    for number in range(3, 9):
+        other.add(number)
+
+    assert one.ranges() == other.ranges()

@@ -104,7 +104,6 @@ async def rollout(loop: VirtualLoop, path: Path) -> None:
         "session": answer,
         "source": {"math": prompts("math"), "code": prompts("code")},
         "snapshot_events": 100,
-        "keep_log": "archive",
     }
     kept = {"keep": "archive"}
     async with on(loop, path, rules=rules, weight_version=3, seed=42, log=kept, **common) as run:
@@ -139,7 +138,7 @@ def _tear(path: Path) -> None:
 
 async def compacted(loop: VirtualLoop, path: Path) -> None:
     """A run that keeps the events since its last checkpoint alone."""
-    async with on(loop, path, keep_log=1, snapshot_events=40, log={"keep": 1, "segment_bytes": 1_500}) as run:
+    async with on(loop, path, snapshot_events=40, log={"keep": 1, "segment_bytes": 1_500}) as run:
         for number in range(8):
             finish(run.submit(f"prompt {number}", group_id=f"g{number}"), 0.0, 1.0)
             finish(run.submit(f"spare {number}", group_id=f"s{number}"), 1.0, 1.0)

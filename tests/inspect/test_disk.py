@@ -56,7 +56,7 @@ def test_a_run_is_told_by_kind_and_the_sum_is_the_directory() -> None:
     kinds = {kind.heading: (kind.files, kind.size_bytes) for kind in found.kinds}
 
     assert found.size_bytes == sum(size for _, size in kinds.values()) == sum(disk.sizes(RUN).values())
-    assert kinds["left over"] == kinds["snap files"] == kinds["archive files"] == kinds["other files"] == (1, 5)
+    assert kinds["left over"] == kinds["snapshots"] == kinds["archive files"] == kinds["other files"] == (1, 5)
     assert kinds["log segments"][0] == 1
     assert kinds["head, lock, names"][0] == 4
     assert found.seq == len(list(read_log(RUN, disk=disk)))
