@@ -389,3 +389,16 @@ def test_a_status_feed_takes_snapshots_and_begins_from_one(tmp_path: Path) -> No
     assert with_it.book.digest() == without.book.digest()
     with_it.close()
     without.close()
+
+
+async def test_a_commit_that_only_the_base_knows_is_undone_by_a_rewind(tmp_path: Path) -> None:
+    await drawn(tmp_path, "all", range(60))
+    (mark, _) = _marks(tmp_path)
+    before = list(read_log(tmp_path))[-1].seq
+    async with open_run(log=log_at(tmp_path), source=range(60), resume_at=mark, **CLOCK):
+        pass
+    records = list(read_log(tmp_path))
+    (whole,), (short,) = frontier(records), frontier(records[before:], base=replayed(records[:before]))
+
+    assert 19 in numbers(short.open)
+    assert (short.open, short.lowest_open) == (whole.open, whole.lowest_open)
