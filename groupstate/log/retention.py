@@ -66,7 +66,9 @@ def retire(disk: Disk, run: RunDir, keep: Keep, limit: int) -> Retired:
         return Retired(packed=tuple(plain))
     going = _full(disk, run, min([limit + 1, *readers(disk, run)]))
     for first in going:
-        # From the oldest on: what is left is always an end of the log without a gap.
+        # From the oldest on, and each only once those before are gone for good: what is left is always an end of the
+        # log without a gap, whichever names a power loss keeps.
+        disk.fsync_dir(run.log)
         for path in (run.segment(first), archive_path(run, first)):
             if disk.exists(path):
                 disk.unlink(path)
