@@ -134,7 +134,7 @@ def readers(disk: Disk, run: RunDir) -> list[int]:
             fields = json.loads(read_file(disk, path))
             first_seq = int(fields.pop("first_seq"))
             holder = ProcessId(**fields)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
             continue  # of a reader that has just ended, or is just beginning
         if holder.host == this_process().host and not is_alive(holder):
             remove_quietly(disk, path)
