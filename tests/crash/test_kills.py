@@ -29,7 +29,7 @@ def test_a_process_killed_a_few_times_has_lost_nothing_that_it_was_told(tmp_path
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("seed", range(32))
+@pytest.mark.parametrize("seed", range(24))
 def test_a_process_killed_at_random_moments_has_lost_nothing_that_it_was_told(tmp_path, seed):
     witness = killed(tmp_path / "run", KEEPS[seed % len(KEEPS)], seed, 10, 0.6)
 

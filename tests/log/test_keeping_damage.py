@@ -92,7 +92,9 @@ def places(disk, stride):
     """Each file, and of each every so manieth byte, another one in every file."""
     for number, path in enumerate(sorted(disk.sizes(RUN))):
         data = disk.read(path)
-        for index in range(number % stride, len(data), stride):
+        # The names of the fields are for people and other programs: the library never reads them.
+        step = 50 * stride if "schema-" in path else stride
+        for index in range(number % step, len(data), step):
             yield path, data, index
 
 

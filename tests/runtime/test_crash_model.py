@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import attrs
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -85,7 +86,7 @@ class Process:
             log = FileLog.open(RUN, disk=self.disk, keep=self._keep, **SMALL)
         else:
             log = FileLog.create(RUN, log_id=LOG_ID, disk=self.disk, keep=self._keep, **SMALL)
-        options = {"keep_log": self._keep, "snapshot_events": 12, "group_size": 1, "clock_ns": self.loop.clock_ns}
+        options = {"keep_log": self._keep, "snapshot_events": 6, "group_size": 1, "clock_ns": self.loop.clock_ns}
         async with open_run(log=log, resume_at=self._mark, **options) as run:
             self._ready.set_result(run)
             while (order := await self._orders.get()) is not None:
@@ -212,11 +213,20 @@ class Crashes(RuleBasedStateMachine):
     # Rules ------------------------------------------------------------------------------------------------
 
     @rule(name=st.sampled_from([*OPERATIONS, "submit", "start", "finish"]), chance=st.randoms(use_true_random=False))
-    def operates(self, name, chance):
+    def does(self, name, chance):
+        self._does(name, chance)
+
+    def _does(self, name, chance):
         call, then = getattr(self, f"_{name}")(chance)
         if call:
             then(self.model, self.process.do(call))
             self._agrees()
+
+    @rule(chance=st.randoms(use_true_random=False), marks=st.booleans())
+    def trains_on_a_group(self, chance, marks):
+        """All that one goes through, since single steps seldom come so far."""
+        for name in ("submit", "start", "finish", "sample", "publish", "commit", *(["mark"] if marks else [])):
+            self._does(name, chance)
 
     @rule(how=st.sampled_from(["closed", "killed", "power"]), chance=st.randoms(use_true_random=False))
     def ends_and_recovers(self, how, chance):
@@ -284,6 +294,7 @@ async def _last_mark(run):
 
 
 TestCrashes = Crashes.TestCase
+TestCrashes.settings = settings(max_examples=25)
 
 
 class ManyCrashes(Crashes):
