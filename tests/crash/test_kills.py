@@ -25,7 +25,7 @@ def test_a_process_killed_a_few_times_has_lost_nothing_that_it_was_told(tmp_path
     archive = killed(tmp_path / "archive", "archive", 2, 5, 0.3)
 
     assert witness.kills + archive.kills == 10
-    assert witness.told + archive.told > 20
+    assert witness.told + archive.told > 10
 
 
 @pytest.mark.crash
@@ -34,7 +34,7 @@ def test_a_process_killed_at_random_moments_has_lost_nothing_that_it_was_told(tm
     witness = killed(tmp_path / "run", KEEPS[seed % len(KEEPS)], seed, 10, 0.6)
 
     assert witness.kills == 10
-    assert witness.told > 20
+    assert witness.told > 10
 
 
 # The same groups -------------------------------------------------------------------------------------------
