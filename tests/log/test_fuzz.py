@@ -8,7 +8,7 @@ import gzip
 import json
 import zlib
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from groupstate.core.book import replayed
@@ -201,6 +201,8 @@ MARKERS = st.fixed_dictionaries(
 )
 
 
+@example(b'{"format": "groupstate-run", "version": 1, "log_id": "", "created_ns": 0}')
+@example(b'{"format": "groupstate-run", "version": Infinity, "log_id": "", "created_ns": 0}')
 @given(st.binary(max_size=200) | MARKERS.map(as_json) | JSON.map(as_json))
 def test_a_run_json_of_any_bytes_names_a_log_or_is_refused(data):
     try:
