@@ -26,6 +26,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 hypothesis.settings.register_profile("quick", max_examples=50, stateful_step_count=30, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, stateful_step_count=100, deadline=None)
+hypothesis.settings.register_profile("fuzz", max_examples=40_000, deadline=None)
 hypothesis.settings.load_profile("quick")
 
 

@@ -25,11 +25,23 @@ def pack_segment(disk: Disk, run: RunDir, first_seq: int) -> None:
     Raises:
         OSError: it can't be; the segment is still there.
     """
-    plain = run.segment(first_seq)
-    if not disk.exists(archive_path(run, first_seq)):
+    plain, packed = run.segment(first_seq), archive_path(run, first_seq)
+    data = read_file(disk, plain)
+    if _holds(disk, packed, data):
+        # Of a try that failed, or whose process died: its name may not be on the disk yet.
+        disk.fsync_dir(run.log)
+    else:
         # Without a time in it, so that the same segment always makes the same file.
-        make_file(disk, archive_path(run, first_seq), gzip.compress(read_file(disk, plain), LEVEL, mtime=0))
+        make_file(disk, packed, gzip.compress(data, LEVEL, mtime=0))
     disk.unlink(plain)
+
+
+def _holds(disk: Disk, packed: str, data: bytes) -> bool:
+    """There is an archive, and these bytes can be had from it."""
+    try:
+        return disk.exists(packed) and gzip.decompress(read_file(disk, packed)) == data
+    except (OSError, EOFError, zlib.error):
+        return False
 
 
 def read_segment(disk: Disk, run: RunDir, first_seq: int) -> bytes:

@@ -221,6 +221,8 @@ def _flush(disk: Disk, run: RunDir) -> None:
     for file in list_payload_files(disk, run)[-1:]:
         _on_file(disk, payload_path(run, file), disk.fdatasync)
     disk.fsync_dir(run.log)
+    # The name of run.json: whoever made the run may have died before he flushed it.
+    disk.fsync_dir(run.path)
 
 
 def _on_file(disk: Disk, path: str, action: Callable[[int], None]) -> None:

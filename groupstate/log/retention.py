@@ -74,11 +74,12 @@ def retire(disk: Disk, run: RunDir, log_id: bytes, keep: Keep, limit: int) -> Re
         return Retired()
     going = _full(disk, run, min([limit + 1, kept + 1, *readers(disk, run)]))
     for first in going:
-        # From the oldest on: what is left is always an end of the log without a gap.
+        # From the oldest on, and each only once those before are gone for good: what is left is always an end of the
+        # log without a gap, whichever names a power loss keeps.
+        disk.fsync_dir(run.log)
         for path in (run.segment(first), archive_path(run, first)):
             if disk.exists(path):
                 disk.unlink(path)
-                disk.fsync_dir(run.log)
     left = list_segments(disk, run)[0]
     old = [seq for seq in list_snapshots(disk, run) if seq < min(left - 1, kept)]
     for seq in old:
@@ -155,7 +156,7 @@ def readers(disk: Disk, run: RunDir) -> list[int]:
             fields = json.loads(read_file(disk, path))
             first_seq = int(fields.pop("first_seq"))
             holder = ProcessId(**fields)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
             continue  # of a reader that has just ended, or is just beginning
         if holder.host == this_process().host and not is_alive(holder):
             remove_quietly(disk, path)

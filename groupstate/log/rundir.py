@@ -60,6 +60,9 @@ class RunDir:
         return os.path.join(self.log, f"{first_seq:020d}{SEGMENT_SUFFIX}")
 
 
+LOG_ID_BYTES = 16
+
+
 @attrs.frozen
 class RunInfo:
     """What run.json says."""
@@ -113,7 +116,9 @@ def read_run_info(disk: Disk, run: RunDir) -> RunInfo:
         # What else a later format holds is its own affair.
         _check_version(run, version)
         info = RunInfo(bytes.fromhex(fields["log_id"]), int(fields["created_ns"]))
-    except (ValueError, TypeError, KeyError) as error:
+        if len(info.log_id) != LOG_ID_BYTES:
+            raise ValueError(f"its log_id is {fields['log_id']!r}")
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise NotARun(
             f"{run.marker} isn't what groupstate writes: {error!r}. A run's {MARKER} holds "
             f"format ({FORMAT_NAME!r}), version, log_id and created_ns"
