@@ -72,7 +72,7 @@ test-long: .venv/.installed ## the tests marked long, with more examples
 
 .PHONY: test-crash
 test-crash: .venv/.installed ## the tests that kill real processes
-	@.venv/bin/python -m pytest --no-header -m crash --timeout=1800 $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest --no-header -m crash --timeout=1800 -o faulthandler_timeout=1800 $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: .venv/.installed ## measure, and print how

@@ -263,14 +263,15 @@ class FileLog:
     def durable(self, seq: int) -> Coroutine[Any, Any, None]:
         return self._commit.wait(seq)
 
-    def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int) -> None:
+    def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int, spacing: int = 0) -> None:
         """Write a snapshot once its events are durable, and then retire what `keep` lets go of.
 
         Args:
             parts: taken one by one in a thread of the log's own.
             limit: the last event that isn't needed for going back to a checkpoint.
+            spacing: events between two snapshots, of which older ones that lie nearer are let go of; 0 for none.
         """
-        self._keeper.take(Job(info, parts, limit))
+        self._keeper.take(Job(info, parts, limit, spacing))
 
     @property
     def on_snapshot(self) -> Callable[[int, Exception | None], None] | None:

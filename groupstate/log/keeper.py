@@ -24,6 +24,8 @@ class Job:
     parts: Parts
     limit: int
     """The last event that isn't needed for going back to a checkpoint that is kept."""
+    spacing: int = 0
+    """See `retire`."""
 
 
 class Keeper:
@@ -86,7 +88,7 @@ class Keeper:
                 # Else a loss of power could leave a snapshot of events that are gone, and older ones removed.
                 flush_segment_of(self._disk, self._run, job.info.seq)
             write_snapshot(self._disk, self._run, self._log_id, job.info, job.parts)
-            retire(self._disk, self._run, self._log_id, self._keep, job.limit)
+            retire(self._disk, self._run, self._log_id, self._keep, job.limit, spacing=job.spacing)
         except Exception as failure:  # a full disk or our own fault: neither is the writer's
             error = failure
         if self.on_done is not None:

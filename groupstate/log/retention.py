@@ -8,7 +8,7 @@ Rule 3: who reads a log, here or in another process, keeps what he still has to 
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Literal, TypeAlias
@@ -28,6 +28,9 @@ Keep: TypeAlias = Literal["all", "archive"] | int
 """`all`: every event. `archive`: every event, old segments packed. A number: what came since so many checkpoints."""
 
 SNAPSHOTS_MIN = 2
+SPACING_OF_AGE = 8
+"""Of two snapshots one goes when they lie nearer than a part of their age, so their number grows by the logarithm of
+the events."""
 READERS = "readers"
 
 
@@ -54,21 +57,25 @@ class Retired:
     snapshots: tuple[int, ...] = ()
 
 
-def retire(disk: Disk, run: RunDir, log_id: bytes, keep: Keep, limit: int) -> Retired:
+def retire(disk: Disk, run: RunDir, log_id: bytes, keep: Keep, limit: int, *, spacing: int = 0) -> Retired:
     """Pack or remove what lies wholly at or below event `limit`.
+
+    Args:
+        spacing: where all events stay, how many of them are replayed quickly enough; of snapshots that lie nearer than
+            that some go. None go for 0.
 
     Raises:
         OSError: something can't be; all that was done is whole, and the rest is as it was.
     """
     if keep == "all":
-        return Retired()
+        return Retired(snapshots=_thin_out(disk, run, spacing))
     if keep == "archive":
         snapshots = list_snapshots(disk, run)[-SNAPSHOTS_MIN:]
         limit = min(limit, snapshots[0]) if len(snapshots) == SNAPSHOTS_MIN else 0
         plain = [first for first in _full(disk, run, limit + 1) if disk.exists(run.segment(first))]
         for first in plain:
             pack_segment(disk, run, first)
-        return Retired(packed=tuple(plain))
+        return Retired(packed=tuple(plain), snapshots=_thin_out(disk, run, spacing))
     kept = _last_good(disk, run, log_id) if _full(disk, run, limit + 1) else None
     if kept is None:
         return Retired()
@@ -85,6 +92,32 @@ def retire(disk: Disk, run: RunDir, log_id: bytes, keep: Keep, limit: int) -> Re
     for seq in old:
         disk.unlink(snapshot_path(run, seq))
     return Retired(removed=tuple(going), snapshots=tuple(old))
+
+
+def _thin_out(disk: Disk, run: RunDir, spacing: int) -> tuple[int, ...]:
+    """Remove old snapshots that only save a little replay, and nothing where events before them are gone."""
+    seqs = list_snapshots(disk, run)
+    if not spacing or list_segments(disk, run)[0] != 1:
+        return ()
+    going = superfluous(seqs, spacing)
+    for seq in going:
+        disk.unlink(snapshot_path(run, seq))
+    return going
+
+
+def superfluous(seqs: Sequence[int], spacing: int) -> tuple[int, ...]:
+    """Snapshots without which no event lies further behind one than `spacing` events, or an eighth of its age.
+
+    Args:
+        seqs: the last events of all snapshots, in order. The newest ones always stay.
+    """
+    going, before = [], 0
+    for seq, following in pairwise(seqs[: len(seqs) - SNAPSHOTS_MIN + 1]):
+        if following - before <= max(spacing, (seqs[-1] - following) // SPACING_OF_AGE):
+            going.append(seq)
+        else:
+            before = seq
+    return tuple(going)
 
 
 def _last_good(disk: Disk, run: RunDir, log_id: bytes) -> int | None:

@@ -40,7 +40,7 @@ class Snapshots(Protocol):
     snapshot_seq: int
     on_snapshot: Callable[[int, Exception | None], None] | None
 
-    def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int) -> None: ...
+    def keep_snapshot(self, info: SnapshotInfo, parts: Parts, *, limit: int, spacing: int) -> None: ...
 
 
 class Keeping:
@@ -78,7 +78,7 @@ class Keeping:
         book = self._ledger.book
         self._last_seq = book.last_seq
         info = SnapshotInfo(book.last_seq, book.last_at_ns, book.weight_version, book.lineage)
-        self._log.keep_snapshot(info, encoded(capture(book)), limit=self._limit())
+        self._log.keep_snapshot(info, encoded(capture(book)), limit=self._limit(), spacing=self._events)
 
     def _limit(self) -> int:
         """The last event that isn't needed for going back."""

@@ -19,7 +19,7 @@ from groupstate.log.file import FileLog
 from groupstate.log.follow import follow
 from groupstate.log.process import this_process
 from groupstate.log.reading import first_event, read_log
-from groupstate.log.retention import READERS, checked_keep, claim, readers, reading, retire
+from groupstate.log.retention import READERS, checked_keep, claim, readers, reading, retire, superfluous
 from groupstate.log.snapshots import snapshot_path
 from groupstate.simulate.faults import Fault, FaultyDisk
 
@@ -157,6 +157,52 @@ def test_what_was_done_is_told() -> None:
     assert removed.snapshots == (10,)
     assert retire(disk, PLACE, ID, 1, 40).removed == ()
     assert retire(disk, PLACE, ID, "all", 40) == attrs.evolve(removed, removed=(), snapshots=())
+
+
+# Old snapshots ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [25_000, 250_000, 400_000])
+def test_the_number_of_snapshots_grows_by_the_logarithm_of_the_events(every: int) -> None:
+    kept: list[int] = []
+    counts = []
+    for seq in range(every, 100_000_001, every):
+        kept.append(seq)
+        kept = sorted({*kept} - {*superfluous(kept, 250_000)})
+        counts.append(len(kept))
+        if seq % 10_000_000 == 0:
+            gaps = zip([0, *kept], kept, strict=False)
+            assert all(b - a <= max(250_000, every, (kept[-1] - b) // 8) for a, b in gaps)
+            assert kept[-1] - kept[-2] == every
+
+    assert max(counts) <= 60
+    assert counts[len(counts) // 2] <= 50
+
+
+def test_snapshots_that_lie_far_enough_apart_all_stay() -> None:
+    assert superfluous([30, 60, 90], 20) == ()
+    assert superfluous([30, 60], 100) == ()
+    assert superfluous([], 100) == ()
+
+
+@pytest.mark.parametrize("keep", ["all", "archive"])
+def test_where_all_events_stay_old_snapshots_go_that_save_little(keep) -> None:
+    disk = FaultyDisk()
+    asyncio.run(close(told(disk, events=60, at=(10, 15, 20, 25, 30, 50))))
+
+    assert retire(disk, PLACE, ID, keep, 0).snapshots == ()
+    assert retire(disk, PLACE, ID, keep, 0, spacing=12).snapshots == (15, 25)
+    assert snapshots(disk) == [10, 20, 30, 50]
+
+
+def test_where_the_beginning_is_gone_no_snapshot_goes() -> None:
+    disk = FaultyDisk()
+    asyncio.run(close(told(disk, events=60, at=(10, 20, 30, 40, 50), limit=30, keep=1)))
+    before = snapshots(disk)
+
+    assert segments(disk)[0] > 1
+    assert retire(disk, PLACE, ID, "all", 0, spacing=1_000).snapshots == ()
+    assert snapshots(disk) == before
 
 
 @pytest.mark.parametrize("at", range(1, 12))
