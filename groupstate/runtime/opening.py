@@ -105,7 +105,8 @@ async def open_run(
     Raises:
         LogInUse: another process writes this run.
         NotARun: the path holds something else.
-        CorruptLog, LostEvents, UnsupportedLog: the log can't be trusted; nothing was changed.
+        CorruptLog, LostEvents, UnsupportedLog: the log can't be trusted; no event was changed (bytes of an interrupted
+            commit behind the last one may be gone).
         BadMark: `resume_at` doesn't fit this log.
         BadSettings: settings that can't be; a source whose order isn't the one that the log's positions count in.
         RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
