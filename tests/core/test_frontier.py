@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import groupstate as gs
 from groupstate.cli import main
 from groupstate.core import events as ev
+from groupstate.core.book import replayed
 from groupstate.core.frontier import Positions, frontier
 from groupstate.core.rules import RULES_VERSION
 from tests.runtime.scenes import half_right, opened, virtual
@@ -60,6 +61,19 @@ def test_positions_by_what_became_of_them():
     assert (place.next, place.lowest_open, place.size, place.left) == (6, 2, None, None)
     assert frontier(records, 3)[0].open == ((0, 2),)
     assert frontier(log()) == ()
+
+
+def test_from_a_book_what_has_left_is_done_with_and_nothing_more_is_known_of_it():
+    failing = [
+        (ev.SessionStarted(name, 0, 1), ev.SessionFailed(name, 0, 1, "error"), ev.GroupFailed(name), evict(name))
+        for name in ("1", "4")
+    ]
+    others = (submit(-1, name="mine"), submit(0, name="v", partition=ev.VALIDATION))
+    records = log(*map(submit, range(5)), *others, *itertools.chain(*failing))
+    (place,) = frontier([], base=replayed(records))
+
+    assert (place.open, place.unknown, place.next) == (((0, 1), (2, 4)), ((1, 2), (4, 5)), 5)
+    assert (place.committed, place.evicted) == ((), ())
 
 
 def test_a_rewind_opens_what_was_committed_behind_the_mark_and_no_more():

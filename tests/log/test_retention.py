@@ -14,11 +14,11 @@ import attrs
 import pytest
 
 from groupstate.core.book import MARKS_REMEMBERED, Book
-from groupstate.errors import BadSettings, CompactedLog
+from groupstate.errors import BadSettings, CompactedLog, CorruptLog
 from groupstate.log.file import FileLog
 from groupstate.log.follow import follow
 from groupstate.log.process import this_process
-from groupstate.log.reading import first_event, read_log
+from groupstate.log.reading import Cursor, first_event, read_log
 from groupstate.log.retention import READERS, checked_keep, claim, readers, reading, retire, superfluous
 from groupstate.log.snapshots import snapshot_path
 from groupstate.simulate.faults import Fault, FaultyDisk
@@ -406,6 +406,33 @@ def test_a_follower_that_was_killed_holds_nothing_back(tmp_path: Path) -> None:
 
     assert list(folder.glob("*.json")) == []
     assert first_event(tmp_path / "run") > 10
+
+
+def test_a_segment_in_the_middle_that_vanishes_under_a_reader_is_damage() -> None:
+    disk = FaultyDisk()
+    asyncio.run(close(told(disk, events=30)))
+    cursor = Cursor(disk, PLACE, ID, 1)
+    assert sum(map(len, cursor.read(None))) == 30
+
+    disk.remove(PLACE.segment(segments(disk)[-1]))
+    with pytest.raises(CorruptLog, match="the segment is missing"):
+        list(cursor.read(None))
+
+
+def test_a_segment_that_was_let_go_of_in_the_middle_of_a_reading_is_told_with_the_first_event() -> None:
+    disk = FaultyDisk()
+    asyncio.run(close(told(disk, events=30)))
+    _, middle, following = segments(disk)[:3]
+    assert following - middle > 1
+    cursor = Cursor(disk, PLACE, ID, 1)
+    assert sum(map(len, cursor.read(middle))) == middle
+
+    for first in segments(disk)[:2]:
+        disk.remove(PLACE.segment(first))
+    with pytest.raises(CompactedLog) as caught:
+        list(cursor.read(None))
+
+    assert caught.value.first_seq == following
 
 
 def test_what_was_removed_under_a_reader_without_a_claim_is_told_with_the_first_event() -> None:

@@ -1,6 +1,7 @@
 """Opening a run again: after a kill at any moment, at any byte, and at a checkpoint's mark."""
 
 import asyncio
+import gc
 import itertools
 from pathlib import Path
 
@@ -35,6 +36,21 @@ def recovery(run) -> list[str]:
     """Names of what the last recovery recorded."""
     names = [type(event).__name__ for event in events(run)]
     return names[len(names) - 1 - names[::-1].index("RunRecovered") :]
+
+
+@pytest.fixture
+def collector():
+    enabled = gc.isenabled()
+    yield
+    (gc.enable if enabled else gc.disable)()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@virtual
+async def test_opening_leaves_the_collector_as_it_was(loop, collector, enabled):
+    (gc.enable if enabled else gc.disable)()
+    async with opened(loop):
+        assert gc.isenabled() is enabled
 
 
 # Kills -----------------------------------------------------------------------------------------------
