@@ -225,6 +225,15 @@ class EngineError(GroupstateError):
     """An engine refused a request or died."""
 
 
+class RequestRefused(EngineError):
+    """A request that the engine can't serve, now or later: too long, not its tokens, a parameter that it doesn't have.
+    Nothing was sent."""
+
+
+class EngineUnavailable(EngineError):
+    """A request that failed by the way to the engine or by a fault of its server; the same again may succeed."""
+
+
 class EngineDied(EngineError):
     """The engine is gone: it crashed or was closed. No request will be served any more."""
 

@@ -3,9 +3,12 @@
 Rule 1: a request belongs to one `generate` call; its id is made here, so no id can be in use twice.
 Rule 2: cancelling `generate` frees the request's place in the engine before the cancellation goes on.
 Rule 3: tokens are never relabelled: each is recorded with the weight version that generated it.
+Rule 4: an engine generates, is paused, or is asleep. `pause`, `sleep`, `wake`, `resume` go along that row and back, one
+place each; the next place twice is the same as once, and what skips one is refused.
 """
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -13,9 +16,25 @@ import attrs
 import msgspec
 
 from groupstate.core.events import VersionSpan
-from groupstate.errors import EngineError
+from groupstate.errors import EngineError, RequestRefused
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+
+InFlight: TypeAlias = Literal["keep", "continue", "restart"]
+"""What a publication of weights does to the requests under way.
+
+`keep`: they finish under the old weights first, and new ones wait. `continue`: their tokens and log-probabilities
+stay, and they go on from there under the new weights. `restart`: they begin anew under the new weights. Under way are
+those that have begun to generate; one that waits for its place begins under the new weights in any case. A paused
+engine can't let requests finish, so there `keep` is as `continue`.
+"""
+
+IN_FLIGHT: tuple[InFlight, ...] = ("keep", "continue", "restart")
+
+Weights: TypeAlias = Mapping[str, Any] | str | os.PathLike[str]
+"""Tensors by name, or the folder of a checkpoint (safetensors) where the engine can read one."""
+
+State: TypeAlias = Literal["generating", "paused", "asleep"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +47,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: tuple[int, ...] = ()
     """Generation ends after one of these; it is part of the answer."""
     seed: int | None = None
+    extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Parameters that not every engine has, by the engine's names, such as vLLM's `top_k`. Refused where unknown."""
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.temperature < float("inf")):
@@ -47,8 +68,60 @@ class Request:
 
     prompt_ids: Sequence[int]
     params: SamplingParams = attrs.field(factory=SamplingParams)
+    affinity: str = attrs.field(default="", kw_only=True)
+    """Requests of the same affinity share a beginning (turns of one session): several replicas send them to the same
+    one, which has it in its cache."""
+    text: str = attrs.field(default="", kw_only=True)
+    """The prompt as text, for an engine without a tokenizer that takes texts (`takes_text`); then there are no
+    `prompt_ids`."""
     id: str = attrs.field(factory=lambda: f"r{next(_numbers)}", init=False)
     used: bool = attrs.field(default=False, init=False)
+
+
+def need_in_flight(in_flight: str) -> InFlight:
+    """The same, checked.
+
+    Raises:
+        EngineError: it is none of the three.
+    """
+    if in_flight not in IN_FLIGHT:
+        raise EngineError(f"in_flight is {in_flight!r}; it must be one of {', '.join(map(repr, IN_FLIGHT))}")
+    return in_flight
+
+
+def need_no_extra(request: Request, engine: str) -> None:
+    """For engines that know only the named parameters.
+
+    Raises:
+        RequestRefused: it has others.
+    """
+    if request.params.extra:
+        raise RequestRefused(
+            f"request {request.id} has {', '.join(map(repr, sorted(request.params.extra)))}; the engine {engine!r} "
+            f"knows only temperature, top_p, max_tokens, stop_token_ids and seed"
+        )
+
+
+STEPS: dict[str, tuple[State, State]] = {
+    "pause": ("generating", "paused"),
+    "sleep": ("paused", "asleep"),
+    "wake": ("asleep", "paused"),
+    "resume": ("paused", "generating"),
+}
+"""Call -> the states it leads from and to."""
+
+
+def next_state(state: State, call: str) -> State:
+    """Where a call leads from a state.
+
+    Raises:
+        EngineError: it skips a state.
+    """
+    start, end = STEPS[call]
+    if state not in (start, end):
+        first = "wake it first" if state == "asleep" else "pause it first"
+        raise EngineError(f"cannot {call}: the engine is {state}; {first}")
+    return end
 
 
 def claim(request: Request) -> None:
@@ -92,6 +165,14 @@ class Engine(Protocol):
     def weight_version(self) -> int: ...
 
     @property
+    def state(self) -> State: ...
+
+    @property
+    def in_flight_count(self) -> int:
+        """Requests that generate or wait for their place."""
+        ...
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """For prompts and answers as text; None for an engine of token ids alone."""
         ...
@@ -100,7 +181,9 @@ class Engine(Protocol):
         """Answer one request; many may be under way at once.
 
         Raises:
-            EngineError: the request can't be served or was used before.
+            RequestRefused: the request can't be served, now or later. Nothing was sent.
+            EngineUnavailable: it can't be served now; the same again may be.
+            EngineError: it was used before, or failed in the engine.
             EngineDied: the engine has crashed or was closed.
         """
         ...
@@ -111,13 +194,40 @@ class Engine(Protocol):
         ...
 
     async def pause(self) -> None:
-        """Stop generating, requests stay; returns once no step is under way."""
+        """Stop generating, requests stay; returns once no step is under way.
+
+        Raises:
+            EngineError: it is asleep.
+        """
         ...
 
-    async def resume(self) -> None: ...
+    async def sleep(self) -> None:
+        """Give the memory back that can be had again, for a trainer on the same device; requests stay.
 
-    async def publish_weights(self, weights: Mapping[str, Any], weight_version: int) -> None:
-        """Go on under new weights, requests in flight included: their tokens so far are kept.
+        Raises:
+            EngineError: it isn't paused.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again; the engine is paused then.
+
+        Raises:
+            EngineError: it generates.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Go on generating.
+
+        Raises:
+            EngineError: it is asleep.
+        """
+        ...
+
+    async def publish_weights(self, weights: Weights, weight_version: int) -> None:
+        """Take new weights, in whatever state the engine is. What becomes of requests under way is the engine's
+        `in_flight` setting.
 
         Raises:
             EngineError: misfit weights; the old ones stay in force.

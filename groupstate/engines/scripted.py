@@ -5,7 +5,7 @@ Rule 2: it keeps every promise of the port, so whatever runs on it runs on a rea
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import anyio
@@ -13,8 +13,20 @@ import anyio.lowlevel
 import attrs
 
 from groupstate.core.events import VersionSpan
-from groupstate.engines.port import FinishReason, Generation, Request, Tokenizer, claim
-from groupstate.errors import EngineDied, EngineError
+from groupstate.engines.port import (
+    FinishReason,
+    Generation,
+    InFlight,
+    Request,
+    State,
+    Tokenizer,
+    Weights,
+    claim,
+    need_in_flight,
+    need_no_extra,
+    next_state,
+)
+from groupstate.errors import EngineDied, EngineError, RequestRefused
 
 Answer: TypeAlias = Sequence[int] | BaseException
 Script: TypeAlias = Callable[[Sequence[int]], Answer] | Sequence[Answer]
@@ -30,6 +42,8 @@ class _Row:
     token_ids: list[int] = attrs.field(factory=list)
     versions: list[int] = attrs.field(factory=list)
     aborted: bool = False
+    generates: bool = False
+    """It has its place and has begun."""
 
 
 class ScriptedEngine:
@@ -44,21 +58,23 @@ class ScriptedEngine:
         token_s: float = 0.0,
         slots_max: int | None = None,
         context: int | None = None,
+        in_flight: InFlight = "continue",
         log_prob: float = -0.5,
         weight_version: int = 0,
-        fits: Callable[[Mapping[str, Any]], bool] = lambda weights: True,
+        fits: Callable[[Any], bool] = lambda weights: True,
     ) -> None:
         """
         Args:
             start_s: Seconds before the first token.
             slots_max: Requests that generate at once, the others wait; None: no limit.
             context: Tokens of prompt and answer together; None: no limit.
+            in_flight: What new weights do to requests under way.
             log_prob: What every token gets.
             fits: Whether published weights fit; those that don't are refused.
         """
         self.start_s = start_s
         self.token_s = token_s
-        self.published: list[tuple[int, Mapping[str, Any]]] = []
+        self.published: list[tuple[int, Weights]] = []
         """Versions and weights in the order they came."""
         self._script = script
         self._call_count = 0
@@ -69,14 +85,21 @@ class ScriptedEngine:
         self._fits = fits
         self._rows: dict[str, _Row] = {}
         self._slots = anyio.Semaphore(slots_max) if slots_max is not None else None
-        self._running = anyio.Event()
-        self._running.set()
+        self._in_flight = need_in_flight(in_flight)
+        self._state: State = "generating"
+        self._changed = anyio.Event()
+        """Set, and replaced, whenever somebody's wait may be over."""
+        self._publishing_count = 0
         self._end: Exception | None = None
         self._closed = False
 
     @property
     def weight_version(self) -> int:
         return self._weight_version
+
+    @property
+    def state(self) -> State:
+        return self._state
 
     @property
     def in_flight_count(self) -> int:
@@ -94,6 +117,7 @@ class ScriptedEngine:
                 finish_reason = await self._generate(request, row)
         finally:
             del self._rows[request.id]
+            self._tell()
         if not row.aborted:
             self._check_alive()
         return self._generation(row, finish_reason)
@@ -104,25 +128,38 @@ class ScriptedEngine:
             row.scope.cancel()
 
     async def pause(self) -> None:
-        self._check_alive()
-        if self._running.is_set():
-            self._running = anyio.Event()
-        await anyio.lowlevel.checkpoint()
+        await self._enter("pause")
+
+    async def sleep(self) -> None:
+        await self._enter("sleep")
+
+    async def wake(self) -> None:
+        await self._enter("wake")
 
     async def resume(self) -> None:
-        self._check_alive()
-        self._running.set()
-        await anyio.lowlevel.checkpoint()
+        await self._enter("resume")
 
-    async def publish_weights(self, weights: Mapping[str, Any], weight_version: int) -> None:
+    async def publish_weights(self, weights: Weights, weight_version: int) -> None:
         self._check_alive()
         await anyio.lowlevel.checkpoint()
         if not self._fits(weights):
             raise EngineError(
                 f"the weights of version {weight_version} don't fit; version {self._weight_version} stays"
             )
-        self._weight_version = weight_version
-        self.published.append((weight_version, weights))
+        self._publishing_count += 1
+        try:
+            while self._must_finish_first():
+                await self._changed.wait()
+                self._check_alive()
+            self._weight_version = weight_version
+            self.published.append((weight_version, weights))
+            if self._in_flight == "restart":
+                for row in self._rows.values():
+                    row.token_ids.clear()
+                    row.versions.clear()
+        finally:
+            self._publishing_count -= 1
+            self._tell()
 
     async def aclose(self) -> None:
         self._closed = True
@@ -134,6 +171,20 @@ class ScriptedEngine:
         self._end = error
         self._interrupt()
 
+    async def _enter(self, call: str) -> None:
+        self._check_alive()
+        self._state = next_state(self._state, call)
+        self._tell()
+        await anyio.lowlevel.checkpoint()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _must_finish_first(self) -> bool:
+        under_way = any(row.generates for row in self._rows.values())
+        return self._in_flight == "keep" and self._state == "generating" and under_way
+
     async def _generate(self, request: Request, row: _Row) -> FinishReason:
         if self._slots is None:
             return await self._speak(request, row)
@@ -142,14 +193,20 @@ class ScriptedEngine:
 
     async def _speak(self, request: Request, row: _Row) -> FinishReason:
         answer = self._next_answer(request)
+        while self._in_flight == "keep" and self._publishing_count:
+            await self._changed.wait()
+        row.generates = True
         await anyio.sleep(self.start_s)
         if isinstance(answer, BaseException):
             raise answer
         room = None if self._context is None else self._context - len(request.prompt_ids)
         length_max = request.params.max_tokens if room is None else min(request.params.max_tokens, room)
-        for token in answer:
+        # Not a loop over the answer: new weights may make the row begin anew.
+        while len(row.token_ids) < len(answer):
             await anyio.sleep(self.token_s)
-            await self._running.wait()
+            while self._state != "generating":
+                await self._changed.wait()
+            token = answer[len(row.token_ids)]
             row.token_ids.append(token)
             row.versions.append(self._weight_version)
             if token in request.params.stop_token_ids:
@@ -176,12 +233,13 @@ class ScriptedEngine:
         )
 
     def _check(self, request: Request) -> None:
+        need_no_extra(request, "scripted")
         if not request.prompt_ids:
-            raise EngineError(f"request {request.id} has an empty prompt; give at least one token, such as bos")
+            raise RequestRefused(f"request {request.id} has an empty prompt; give at least one token, such as bos")
         if any(token < 0 for token in request.prompt_ids):
-            raise EngineError(f"request {request.id} has a token below 0: {min(request.prompt_ids)}")
+            raise RequestRefused(f"request {request.id} has a token below 0: {min(request.prompt_ids)}")
         if self._context is not None and len(request.prompt_ids) >= self._context:
-            raise EngineError(
+            raise RequestRefused(
                 f"the prompt of request {request.id} has {len(request.prompt_ids)} tokens; the context of "
                 f"{self._context} needs room for at least one more"
             )
@@ -195,6 +253,7 @@ class ScriptedEngine:
     def _interrupt(self) -> None:
         for row in self._rows.values():
             row.scope.cancel()
+        self._tell()
 
 
 def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:

@@ -36,9 +36,9 @@ class SlotBatch(Generic[RowT]):
         self.rows: list[RowT] = []
         self._cached_count = 0
         """Rows 0 to this one (not included) are in the cache; the others are computed whole in the next step."""
-        shape = (config.layers, slots_max, config.context, config.heads, config.width // config.heads)
-        self._keys = torch.zeros(shape, dtype=model.dtype, device=device)
-        self._values = torch.zeros(shape, dtype=model.dtype, device=device)
+        self._cache_shape = (config.layers, slots_max, config.context, config.heads, config.width // config.heads)
+        self._keys = self._values = torch.empty(0, device=device)
+        """Made by the first step, and by the first after `free`."""
         self._uniforms = torch.zeros(slots_max, config.context, device=device)
         # Per slot: last token, its position, tokens drawn so far; temperature and top-p.
         self._counts = torch.zeros(slots_max, 3, dtype=torch.long, device=device)
@@ -74,9 +74,17 @@ class SlotBatch(Generic[RowT]):
         """The weights are new: compute every row again in the next step, its tokens stay."""
         self._cached_count = 0
 
+    def free(self) -> None:
+        """Give the cache's memory back."""
+        self.forget_cache()
+        self._keys = self._values = torch.empty(0, device=self._keys.device)
+
     def step(self) -> list[tuple[RowT, int, float]]:
         """Draw one token for every row: (row, token, log-probability)."""
         count, cached = len(self.rows), self._cached_count
+        if not self._keys.numel():
+            self._keys = torch.zeros(self._cache_shape, dtype=self._model.dtype, device=self._counts.device)
+            self._values = torch.zeros_like(self._keys)
         parts = []
         if cached:
             self._longest += 1
@@ -137,8 +145,9 @@ class SlotBatch(Generic[RowT]):
     def _move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = torch.tensor(sources), torch.tensor(targets)
         longest = self._longest
-        self._keys[:, target, :longest] = self._keys[:, source, :longest]
-        self._values[:, target, :longest] = self._values[:, source, :longest]
+        if self._keys.numel():
+            self._keys[:, target, :longest] = self._keys[:, source, :longest]
+            self._values[:, target, :longest] = self._values[:, source, :longest]
         for tensor in (self._uniforms, self._counts, self._settings):
             tensor[target] = tensor[source]
 

@@ -20,10 +20,22 @@ import torch
 from torch import Tensor
 
 from groupstate.core.events import VersionSpan
-from groupstate.engines.port import FinishReason, Generation, Request, Tokenizer, claim
+from groupstate.engines.port import (
+    FinishReason,
+    Generation,
+    InFlight,
+    Request,
+    State,
+    Tokenizer,
+    Weights,
+    claim,
+    need_in_flight,
+    need_no_extra,
+    next_state,
+)
 from groupstate.engines.slots import SlotBatch
 from groupstate.engines.transformer import Transformer, TransformerConfig
-from groupstate.errors import EngineDied, EngineError, Unsupported
+from groupstate.errors import EngineDied, EngineError, RequestRefused, Unsupported
 
 Outcome: TypeAlias = tuple["asyncio.Future[Any]", Any]
 """A future and what it is to become: an exception or a result."""
@@ -62,6 +74,12 @@ class _Row:
             return "stop"
         return "length" if count == self.length_max else None
 
+    def restart(self) -> None:
+        """Begin anew: the same draws under other weights."""
+        self.token_ids.clear()
+        self.log_probs.clear()
+        self.spans.clear()
+
     def generation(self, finish_reason: FinishReason) -> Generation:
         return Generation(tuple(self.token_ids), tuple(self.log_probs), tuple(self.spans), finish_reason)
 
@@ -75,6 +93,7 @@ class TorchEngine:
         tokenizer: Tokenizer | None = None,
         *,
         slots_max: int = SLOTS_MAX,
+        in_flight: InFlight = "continue",
         device: str = "cpu",
         weight_version: int = 0,
         seed: int = 0,
@@ -84,6 +103,7 @@ class TorchEngine:
         Args:
             model: Copied, so that a trainer may go on changing its own; a config gives fresh weights.
             slots_max: Requests that generate at once; the others wait in order of arrival.
+            in_flight: What new weights do to requests under way.
             seed: Of fresh weights, and of the draws of requests that have no seed of their own.
             threads: CPU threads of the worker's arithmetic. More than one waits for the slowest at every operation,
                 which a small model feels on a busy machine; None leaves torch's own number.
@@ -94,6 +114,7 @@ class TorchEngine:
         self._model = own.to(device).eval()
         self.tokenizer = tokenizer
         self._slots_max = slots_max
+        self._in_flight = need_in_flight(in_flight)
         self._threads = threads
         self._weight_version = weight_version
         self._chance = torch.Generator().manual_seed(seed)
@@ -104,14 +125,21 @@ class TorchEngine:
         self._rows: dict[str, _Row] = {}
         self._published: list[tuple[Mapping[str, Tensor], int, asyncio.Future[None]]] = []
         self._stepping = False
-        self._paused = False
+        self._state: State = "generating"
+        self._holds_memory = False
+        """Whether the worker has a cache, which it makes with its first step."""
         self._pausing: list[asyncio.Future[None]] = []
+        """Who waits for the worker to stand still, or to have given its memory back."""
         self._end: BaseException | None = None
         self._closed = False
 
     @property
     def weight_version(self) -> int:
         return self._weight_version
+
+    @property
+    def state(self) -> State:
+        return self._state
 
     @property
     def in_flight_count(self) -> int:
@@ -127,7 +155,7 @@ class TorchEngine:
             row = self._new_row(request, prompt_ids, future)
             self._rows[request.id] = row
             self._waiting.append(row)
-            self._wake()
+            self._wake_worker()
         try:
             generation = await future
         finally:
@@ -144,28 +172,45 @@ class TorchEngine:
 
     async def pause(self) -> None:
         with self._changed:
-            self._check_alive()
-            self._paused = True
+            self._enter("pause")
             if not self._stepping:
                 return
             stopped: asyncio.Future[None] = _future()
             self._pausing.append(stopped)
         await stopped
 
+    async def sleep(self) -> None:
+        """The cache is given back, and every request under way is computed anew when it goes on. Weights stay."""
+        with self._changed:
+            self._enter("sleep")
+            if not self._holds_memory:
+                return
+            freed: asyncio.Future[None] = _future()
+            self._pausing.append(freed)
+            self._changed.notify()
+        await freed
+
+    async def wake(self) -> None:
+        with self._changed:
+            self._enter("wake")
+
     async def resume(self) -> None:
         with self._changed:
-            self._check_alive()
-            self._paused = False
-            self._wake()
+            self._enter("resume")
+            self._wake_worker()
 
-    async def publish_weights(self, weights: Mapping[str, Any], weight_version: int) -> None:
+    def _enter(self, call: str) -> None:
+        self._check_alive()
+        self._state = next_state(self._state, call)
+
+    async def publish_weights(self, weights: Weights, weight_version: int) -> None:
         """As the port says; once called, the publication happens even if the wait for it is cancelled."""
         checked = self._checked_weights(weights, weight_version)
         applied: asyncio.Future[None] = _future()
         with self._changed:
             self._check_alive()
             self._published.append((checked, weight_version, applied))
-            self._wake()
+            self._wake_worker()
         await applied
 
     async def aclose(self) -> None:
@@ -187,17 +232,18 @@ class TorchEngine:
             raise EngineDied("the engine is closed")
 
     def _checked_prompt(self, request: Request) -> tuple[int, ...]:
+        need_no_extra(request, "torch")
         prompt_ids = tuple(int(token) for token in request.prompt_ids)
         context, size = self._model.config.context, self._model.config.vocabulary_size
         if not prompt_ids:
-            raise EngineError(f"request {request.id} has an empty prompt; give at least one token, such as bos")
+            raise RequestRefused(f"request {request.id} has an empty prompt; give at least one token, such as bos")
         if len(prompt_ids) >= context:
-            raise EngineError(
+            raise RequestRefused(
                 f"the prompt of request {request.id} has {len(prompt_ids)} tokens; the context of {context} "
                 "needs room for at least one more"
             )
         if bad := [token for token in prompt_ids if not 0 <= token < size]:
-            raise EngineError(f"request {request.id} has token {bad[0]}; the vocabulary has 0 to {size - 1}")
+            raise RequestRefused(f"request {request.id} has token {bad[0]}; the vocabulary has 0 to {size - 1}")
         return prompt_ids
 
     def _new_row(self, request: Request, prompt_ids: tuple[int, ...], future: "asyncio.Future[Generation]") -> _Row:
@@ -206,7 +252,7 @@ class TorchEngine:
         chance = self._chance if seed is None else torch.Generator().manual_seed(seed)
         return _Row(request, future, prompt_ids, length_max, torch.rand(length_max, generator=chance))
 
-    def _checked_weights(self, weights: Mapping[str, Any], weight_version: int) -> dict[str, Tensor]:
+    def _checked_weights(self, weights: Weights, weight_version: int) -> dict[str, Tensor]:
         """A copy that fits, so that the caller's training can't change it on the way.
 
         Raises:
@@ -214,6 +260,11 @@ class TorchEngine:
         """
         present = self._model.state_dict()
         stays = f"version {self._weight_version} stays"
+        if not isinstance(weights, Mapping):
+            raise EngineError(
+                f"the engine 'torch' takes weights as tensors by name, and version {weight_version} is "
+                f"{type(weights).__name__}; give model.state_dict(); {stays}"
+            )
         if missing := sorted(present.keys() - weights.keys()):
             raise EngineError(f"the weights of version {weight_version} lack {missing}; {stays}")
         if unknown := sorted(weights.keys() - present.keys()):
@@ -230,7 +281,7 @@ class TorchEngine:
                 raise EngineError(f"{name} of version {weight_version} has values that are not finite; {stays}")
         return {name: weights[name].detach().to(own.device, own.dtype, copy=True) for name, own in present.items()}
 
-    def _wake(self) -> None:
+    def _wake_worker(self) -> None:
         # Started by the first request, so that an engine nobody used leaves no thread behind.
         if self._thread.ident is None:
             self._thread.start()
@@ -267,12 +318,18 @@ class TorchEngine:
             self._changed.wait_for(self._has_work)
             if self._closed:
                 return False
+            batch.keep([row.live for row in batch.rows])
             outcomes = self._apply_published(batch)
-            self._stepping = not self._paused
+            self._stepping = self._state == "generating"
             if self._stepping:
                 self._refill(batch)
+            elif self._state == "asleep":
+                batch.free()
+                self._holds_memory = False
+                outcomes += self._stopped()
         _post(outcomes)
         if self._stepping:
+            self._holds_memory |= bool(batch.rows)
             drawn = batch.step() if batch.rows else []
             with self._changed:
                 self._stepping = False
@@ -283,21 +340,31 @@ class TorchEngine:
     def _has_work(self) -> bool:
         if self._closed or self._published:
             return True
-        return bool(self._rows) and not self._paused
+        if self._state == "asleep":
+            return self._holds_memory
+        return bool(self._rows) and self._state == "generating"
 
     def _apply_published(self, batch: SlotBatch[_Row]) -> list[Outcome]:
+        if not self._published or self._must_finish_first(batch):
+            return []
         outcomes: list[Outcome] = []
         for weights, weight_version, applied in self._published:
             self._model.load_state_dict(weights)
             self._weight_version = weight_version
             outcomes.append((applied, None))
-        if self._published:
-            self._published.clear()
-            batch.forget_cache()
+        self._published.clear()
+        batch.forget_cache()
+        if self._in_flight == "restart":
+            for row in batch.rows:
+                row.restart()
         return outcomes
 
+    def _must_finish_first(self, batch: SlotBatch[_Row]) -> bool:
+        return self._in_flight == "keep" and self._state == "generating" and bool(batch.rows)
+
     def _refill(self, batch: SlotBatch[_Row]) -> None:
-        batch.keep([row.live for row in batch.rows])
+        if self._published:
+            return  # They wait until the rows under way have finished under the old weights.
         joining: list[_Row] = []
         while self._waiting and len(batch.rows) + len(joining) < self._slots_max:
             row = self._waiting.popleft()
@@ -306,12 +373,16 @@ class TorchEngine:
         batch.join(joining)
 
     def _deliver(self, drawn: Sequence[tuple[_Row, int, float]]) -> list[Outcome]:
-        outcomes: list[Outcome] = [(stopped, None) for stopped in self._pausing]
-        self._pausing.clear()
+        outcomes = self._stopped()
         for row, token, log_prob in drawn:
             if row.live and (finish_reason := row.append(token, log_prob, self._weight_version)):
                 self._drop(row)
                 outcomes.append((row.future, row.generation(finish_reason)))
+        return outcomes
+
+    def _stopped(self) -> list[Outcome]:
+        outcomes: list[Outcome] = [(stopped, None) for stopped in self._pausing]
+        self._pausing.clear()
         return outcomes
 
     def _take_pending(self, message: str, cause: BaseException | None) -> list[Outcome]:

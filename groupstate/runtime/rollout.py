@@ -19,7 +19,14 @@ from groupstate.core.group import Group
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.engines.port import Engine, SamplingParams
-from groupstate.errors import DamagedPayload, EngineDied, GroupstateError, UnusableResult
+from groupstate.errors import (
+    DamagedPayload,
+    EngineDied,
+    EngineUnavailable,
+    GroupstateError,
+    RequestRefused,
+    UnusableResult,
+)
 from groupstate.runtime.controller import Controller, Signal
 from groupstate.runtime.deadlines import timed_out
 from groupstate.runtime.ledger import DOUBLINGS_MAX, Ending
@@ -215,7 +222,9 @@ class Rollout:
             # No session can end any more. Nothing is held against this one: it starts over with the run.
             raise error
         else:
-            self._ledger.fail(*who, "error", describe(error), retryable=isinstance(error, RetryableError))
+            kind: ev.FailureKind = "refused" if isinstance(error, RequestRefused) else "error"
+            retryable = isinstance(error, RetryableError | EngineUnavailable)
+            self._ledger.fail(*who, kind, describe(error), retryable=retryable)
             if not isinstance(error, Exception):
                 raise error
 

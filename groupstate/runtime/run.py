@@ -6,7 +6,7 @@ Rule 2: what a caller was told is durable first: batches, marks, commits.
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import anyio
@@ -23,7 +23,7 @@ from groupstate.core.held import DISK_HOLD
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt, encoded_prompt
 from groupstate.core.rules import Rules
-from groupstate.engines.port import Engine
+from groupstate.engines.port import Engine, Weights
 from groupstate.errors import (
     BadSettings,
     DamagedPayload,
@@ -263,11 +263,12 @@ class Run:
         seq = self._record(ev.BatchReturned(_number(batch), "released"), "release")
         await self.ledger.log.durable(seq)
 
-    async def publish_weights(self, weight_version: int, weights: Mapping[str, Any] | None = None) -> None:
+    async def publish_weights(self, weight_version: int, weights: Weights | None = None) -> None:
         """Make a weight version the current one, in the engine first.
 
         Args:
-            weights: for the run's engine; None where the engine gets them by another way.
+            weights: for the run's engine, tensors by name or the folder of a checkpoint; None where the engine gets
+                them by another way.
 
         Raises:
             WeightVersionError: the version is below the current one.

@@ -44,12 +44,18 @@ class SessionContext:
 
         Args:
             prompt: a text, for an engine with a tokenizer, or token ids.
-            params: fields of `SamplingParams` that differ from the run's.
+            params: fields of `SamplingParams` that differ from the run's, and parameters of the engine's own.
 
         Raises:
+            RequestRefused: the engine can't serve it, now or later.
             EngineError: the engine can't serve it.
         """
-        return await self._engine.generate(Request(self.prompt_ids(prompt), self._params(params)))
+        sampling = self._params(params)
+        if isinstance(prompt, str) and self._takes_text:
+            request = Request((), sampling, text=prompt, affinity=self.key)
+        else:
+            request = Request(self.prompt_ids(prompt), sampling, affinity=self.key)
+        return await self._engine.generate(request)
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a text by the engine's tokenizer; token ids as they are."""
@@ -59,6 +65,10 @@ class SessionContext:
         if tokenizer is None:
             raise EngineError("this engine has no tokenizer, so it takes token ids and no text")
         return list(tokenizer.encode(prompt))
+
+    @property
+    def _takes_text(self) -> bool:
+        return self._engine.tokenizer is None and getattr(self._engine, "takes_text", False)
 
     def trajectory(
         self,
@@ -71,7 +81,7 @@ class SessionContext:
     ) -> Trajectory:
         """A generation as a trajectory."""
         return Trajectory(
-            prompt_ids=tuple(self.prompt_ids(prompt)),
+            prompt_ids=() if isinstance(prompt, str) and self._takes_text else tuple(self.prompt_ids(prompt)),
             response_ids=generation.token_ids,
             log_probs=generation.log_probs,
             spans=tuple(VersionSpan(s.start, s.stop, s.weight_version) for s in generation.spans),
@@ -91,10 +101,10 @@ class SessionContext:
         if not changes:
             return self.params
         known = {name: getattr(self.params, name) for name in SamplingParams.__struct_fields__}
-        unknown = set(changes) - set(known)
-        if unknown:
-            raise EngineError(f"no sampling parameter {sorted(unknown)}; known are {', '.join(sorted(known))}")
-        return SamplingParams(**{**known, **changes})
+        named = {name: value for name, value in changes.items() if name in known}
+        extra = {name: value for name, value in changes.items() if name not in known}
+        whole = {**known, **named}
+        return SamplingParams(**{**whole, "extra": {**whole["extra"], **extra}})
 
 
 SessionResult: TypeAlias = Trajectory | list[Trajectory] | None

@@ -4,7 +4,7 @@ The run lives on an event loop in a thread of its own; sessions and engines run 
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar, TypeVarTuple
 
 import anyio.from_thread
@@ -15,6 +15,7 @@ from groupstate.core.events import TRAIN
 from groupstate.core.explain import Explanation
 from groupstate.core.frontier import SourceFrontier
 from groupstate.core.rules import Rules
+from groupstate.engines.port import Weights
 from groupstate.errors import RunIsClosed
 from groupstate.runtime import opening
 from groupstate.runtime.handles import GroupHandle
@@ -110,7 +111,7 @@ class Run:
     def release(self, batch: Batch | int) -> None:
         self._call(self._inner.release, batch)
 
-    def publish_weights(self, weight_version: int, weights: Mapping[str, Any] | None = None) -> None:
+    def publish_weights(self, weight_version: int, weights: Weights | None = None) -> None:
         self._call(self._inner.publish_weights, weight_version, weights)
 
     def cancel(self, group_id: str) -> None:

@@ -12,7 +12,7 @@ from groupstate.engines.port import Engine, Generation, Request, SamplingParams
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.engines.torch import TorchEngine
 from groupstate.engines.transformer import Transformer, TransformerConfig
-from groupstate.errors import EngineDied, EngineError
+from groupstate.errors import EngineDied, EngineError, RequestRefused
 
 CONFIG = TransformerConfig(vocabulary_size=16, context=2000, width=8, layers=1, heads=2)
 LONG = 1500
@@ -236,6 +236,143 @@ async def test_weights_published_with_requests_in_flight_keep_the_tokens_so_far(
     assert engine.weight_version == 5
 
 
+async def test_kept_requests_finish_under_the_old_weights_and_new_ones_wait(make: Make, kind: Kind) -> None:
+    engine = make(weight_version=4, in_flight="keep")
+    old, new = ask(max_tokens=LONG), ask()
+    under_way = asyncio.create_task(engine.generate(old))
+    await wait_first_token(engine, old)
+    publishing = asyncio.create_task(engine.publish_weights(kind.weights(), 5))
+    await anyio.sleep(0.005)
+    late = asyncio.create_task(engine.generate(new))
+    await publishing
+
+    assert under_way.done()
+    finished, after = await under_way, await late
+    check(finished)
+    assert [span.weight_version for span in finished.spans] == [4]
+    assert len(finished.token_ids) == LONG
+    assert [span.weight_version for span in after.spans] == [5]
+
+
+async def test_a_kept_request_that_goes_away_holds_nothing_up(make: Make, kind: Kind) -> None:
+    engine, request = make(in_flight="keep"), ask(max_tokens=LONG)
+    under_way = asyncio.create_task(engine.generate(request))
+    await wait_first_token(engine, request)
+    publishing = asyncio.create_task(engine.publish_weights(kind.weights(), 1))
+    await anyio.sleep(0.005)
+    engine.abort(request)
+    with anyio.fail_after(5):
+        await publishing
+
+    assert {span.weight_version for span in (await under_way).spans} == {0}
+    assert engine.weight_version == 1
+
+
+async def test_a_paused_engine_that_keeps_requests_takes_weights_all_the_same(make: Make, kind: Kind) -> None:
+    engine, request = make(in_flight="keep"), ask(max_tokens=LONG)
+    under_way = asyncio.create_task(engine.generate(request))
+    await wait_first_token(engine, request)
+    await engine.pause()
+    with anyio.fail_after(5):
+        await engine.publish_weights(kind.weights(), 1)
+    await engine.resume()
+
+    check(generation := await under_way)
+    assert [span.weight_version for span in generation.spans] == [0, 1]
+
+
+async def test_restarted_requests_have_nothing_of_the_old_weights(make: Make, kind: Kind) -> None:
+    engine, request = make(in_flight="restart"), ask(max_tokens=LONG, seed=3)
+    under_way = asyncio.create_task(engine.generate(request))
+    await wait_first_token(engine, request)
+    await engine.publish_weights(kind.weights(), 5)
+
+    check(generation := await under_way)
+    assert [span.weight_version for span in generation.spans] == [5]
+    assert len(generation.token_ids) == LONG
+    afterwards = await engine.generate(ask(max_tokens=LONG, seed=3))
+    assert generation.token_ids == afterwards.token_ids
+
+
+async def test_an_engine_goes_to_sleep_and_back_with_its_requests(make: Make, kind: Kind) -> None:
+    engine, request = make(), ask(max_tokens=LONG)
+    under_way = asyncio.create_task(engine.generate(request))
+    await wait_first_token(engine, request)
+    states = []
+    for step in (engine.pause, engine.sleep, engine.sleep):
+        await step()
+        states.append(engine.state)
+    late = asyncio.create_task(engine.generate(ask()))
+    await anyio.sleep(0.3)
+    assert not under_way.done()
+    assert not late.done()
+    await engine.publish_weights(kind.weights(), 1)
+    for step in (engine.wake, engine.wake, engine.resume):
+        await step()
+        states.append(engine.state)
+
+    assert states == ["paused", "asleep", "asleep", "paused", "paused", "generating"]
+    check(await late)
+    check(generation := await under_way)
+    assert len(generation.token_ids) == LONG
+    assert [span.weight_version for span in generation.spans] == [0, 1]
+
+
+async def test_an_engine_that_nobody_used_sleeps_too(make: Make) -> None:
+    engine = make()
+    with anyio.fail_after(5):
+        for step in (engine.pause, engine.sleep, engine.wake, engine.resume):
+            await step()
+
+    check(await engine.generate(ask()))
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "complaint"),
+    [
+        ([], "sleep", "cannot sleep: the engine is generating; pause it first"),
+        ([], "wake", "cannot wake: the engine is generating; pause it first"),
+        (["pause", "sleep"], "resume", "cannot resume: the engine is asleep; wake it first"),
+        (["pause", "sleep"], "pause", "cannot pause: the engine is asleep; wake it first"),
+    ],
+)
+async def test_no_state_is_skipped(make: Make, before: list[str], call: str, complaint: str) -> None:
+    engine = make()
+    for step in before:
+        await getattr(engine, step)()
+    state = engine.state
+
+    with pytest.raises(EngineError, match=complaint):
+        await getattr(engine, call)()
+    assert engine.state == state
+
+
+async def test_an_aborted_request_leaves_a_sleeping_engine(make: Make) -> None:
+    engine, request = make(), ask(max_tokens=LONG)
+    under_way = asyncio.create_task(engine.generate(request))
+    await wait_first_token(engine, request)
+    await engine.pause()
+    await engine.sleep()
+    engine.abort(request)
+
+    assert (await under_way).finish_reason == "abort"
+    assert engine.in_flight_count == 0
+
+
+async def test_a_policy_that_does_not_exist_is_refused(make: Make) -> None:
+    with pytest.raises(EngineError, match="'drop'; it must be one of 'keep', 'continue', 'restart'"):
+        make(in_flight="drop")
+
+
+async def test_a_parameter_that_the_engine_does_not_have_is_refused_by_name(make: Make) -> None:
+    engine, request = make(), ask(extra={"temprature": 1})
+    with pytest.raises(RequestRefused, match="temprature"):
+        await engine.generate(request)
+
+    assert engine.in_flight_count == 0
+    assert not request.used
+
+
 async def test_misfit_weights_are_refused_and_the_old_ones_stay(make: Make, kind: Kind) -> None:
     engine = make(weight_version=4)
     before = await engine.generate(ask(temperature=0.0))
@@ -270,7 +407,7 @@ async def test_bad_prompts_are_refused_before_anything_is_queued(
     make: Make, prompt_ids: tuple[int, ...], complaint: str
 ) -> None:
     engine, request = make(), ask(prompt_ids)
-    with pytest.raises(EngineError, match=complaint):
+    with pytest.raises(RequestRefused, match=complaint):
         await engine.generate(request)
 
     assert engine.in_flight_count == 0

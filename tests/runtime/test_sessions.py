@@ -11,7 +11,7 @@ import pytest
 from groupstate import Prompt, RetryableError, Rules, SamplingParams, SessionContext, Trajectory, session_from_reward
 from groupstate.core import events as ev
 from groupstate.engines.scripted import ScriptedEngine
-from groupstate.errors import BadSettings, EngineError, RolloutDied
+from groupstate.errors import BadSettings, EngineError, EngineUnavailable, RolloutDied
 from groupstate.simulate.loop import VirtualLoop, run_virtual
 from tests.runtime.scenes import events, half_right, opened, returning, virtual
 
@@ -539,6 +539,38 @@ async def test_a_request_that_the_engine_refuses_is_the_sessions_failure(loop):
         await anyio.sleep(1)
 
         assert events(run, ev.SessionFailed)[0].message == "EngineError: too long"
+
+
+@virtual
+async def test_a_request_that_can_never_be_served_is_recorded_as_refused_and_not_tried_again(loop):
+    async with opened(
+        loop,
+        session=session_from_reward(lambda prompt, text: 1.0),
+        engine=ScriptedEngine([[1]], context=2),
+        rules=Rules(attempts_max=3),
+    ) as run:
+        run.submit([1, 2, 3])
+        await anyio.sleep(1)
+
+        (failure,) = events(run, ev.SessionFailed)
+        assert failure.failure == "refused"
+        assert "the prompt of request" in failure.message
+        assert "context of 2" in failure.message
+
+
+@virtual
+async def test_a_request_that_failed_on_its_way_is_tried_again(loop):
+    async with opened(
+        loop,
+        session=session_from_reward(lambda prompt, text: 1.0),
+        engine=ScriptedEngine([EngineUnavailable("connection lost"), [1]]),
+        rules=Rules(attempts_max=2),
+    ) as run:
+        run.submit([1, 2])
+        await run.sample(1)
+
+        (failure,) = events(run, ev.SessionFailed)
+        assert (failure.failure, failure.message) == ("error", "EngineUnavailable: connection lost")
 
 
 @virtual
