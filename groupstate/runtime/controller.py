@@ -353,6 +353,8 @@ class Controller:
         return self.streak >= self.rules.streak_bound(self._demand() or max(self.watched, default=1))
 
     def _serve(self) -> bool:
+        if self._must_judge_first():
+            return True
         served = False
         for partition in self.book.partitions():
             held = False
@@ -365,6 +367,11 @@ class Controller:
                 if takes_any and request.request in self.book.requests:
                     held = True
         return served
+
+    def _must_judge_first(self) -> bool:
+        """A source is user code: one that ended a session or published a version while it was drawn from has changed
+        the book since the rules last looked, and selection must see what eviction saw."""
+        return bool(self._unjudged or self._aged) and not (self.rules.mode == "sync" and self._demand() is None)
 
     def _serve_one(self, request: OpenRequest) -> bool:
         if request.partition == ev.TRAIN and self.missing:
@@ -407,8 +414,12 @@ class Controller:
 
     def _asked(self, custom: CustomRule, request: OpenRequest) -> Answer | None:
         """What the user's rule wants; None if that can't be done, which its sampler is told."""
+        before = self.book.last_seq
         try:
-            return checked(self.book, request, custom(self.book, self.rules, request))
+            answer = checked(self.book, request, custom(self.book, self.rules, request))
+            if self.book.last_seq > before:
+                raise WrongAnswer("it changed the run while it was asked; a rule only looks at the book")
+            return answer
         except WrongAnswer as error:
             text = f"selection {self.rules.selection!r} can't be followed: {error}; nothing was changed"
             wrong = CustomRuleError(text)

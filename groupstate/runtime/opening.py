@@ -285,6 +285,11 @@ def _check_size(rules: Rules, group_size: int) -> None:
         raise BadSettings(
             f"group_size {group_size} and oversample {rules.oversample} make more than {GROUP_SIZE_MAX} sessions"
         )
+    if group_size == 1 and rules.filter_metric is not None and rules.on_singleton == "evict" and rules.per == "session":
+        raise BadSettings(
+            "group_size is 1, and on_singleton 'evict' throws every group of one session away, so no batch could ever "
+            "come; make group_size at least 2, or keep such groups by on_singleton 'keep'"
+        )
 
 
 def _sharable(rules: Rules, source: Source | None) -> Source | None:

@@ -118,8 +118,12 @@ def _why_streak(controller: "Controller") -> str:
         return f"The last session to fail was {who} ({failed.failure}): {failed.message}"
     if reasons["custom"]:
         return f"Selection {controller.rules.selection!r} drops whatever it is shown"
+    single = ""
+    if reasons["zero_variance"] and controller.rules.on_singleton == "evict":
+        single = ", groups have one session each, which on_singleton 'evict' throws away"
     return (
-        "The tasks are all too easy or too hard, the reward is constant, or the weights move faster than sessions end"
+        f"The tasks are all too easy or too hard, the reward is constant{single}, or the weights move faster than "
+        "sessions end"
     )
 
 

@@ -394,6 +394,7 @@ def flat_group(*rows: str, size: int | None = None) -> Group:
     [
         ([0.7] * 6, True),
         ([0.1] * 3, True),
+        ([0.1] * 6, True),
         ([0.1] * 7, True),
         ([1 / 3] * 10, True),
         ([1, 0, 0, 0], False),

@@ -291,6 +291,25 @@ def test_no_part_is_negative_or_more_than_the_lag_after_going_back(then: tuple[s
     assert (flown.total, queued.total) == parts
 
 
+def test_lag_of_another_lineage_is_not_taken_for_time_in_flight() -> None:
+    """It flew over five versions of a line that a trainer at version 1 hasn't seen."""
+    story = play("submit a/1", "start a", "publish 5", "finish a acc=1", "recover version=1", "sample 1", rules=Rules())
+    flown, queued = spread(story, "off_policy/lag_in_flight"), spread(story, "off_policy/lag_in_queue")
+    assert flown is not None
+    assert queued is not None
+
+    assert (flown.total, queued.total) == (1.0, 0.0)
+
+
+def test_spare_sessions_are_counted_apart_from_failures() -> None:
+    story = play("submit a/2", "start a", "finish a.0 acc=1", "finish a.1 acc=0", "sample 1",
+                 rules=Rules(oversample=2))  # fmt: skip
+    sums = story.waiters[0].claim.tally.sums
+
+    assert sums["sessions/spare"] == 2.0
+    assert [name for name in sums if name.startswith("sessions/failed/")] == []
+
+
 def test_staleness_of_a_trajectory_is_that_of_its_tokens() -> None:
     story = play(
         "submit a/1", "start a", "publish 5", "finish a versions=1,2,4 | versions=5 | acc=1", "publish 6", "sample 1",

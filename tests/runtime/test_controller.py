@@ -7,7 +7,9 @@ from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.custom import Drop
 from groupstate.core.held import OpenRequest
-from groupstate.core.rules import Rules
+from groupstate.core.phases import Phase
+from groupstate.core.prompt import Prompt
+from groupstate.core.rules import Capacity, Rules, Slots
 from groupstate.errors import EvictionStreak, NotEnoughGroups, RefillLimitExceeded
 from groupstate.testing.notation import play
 
@@ -212,12 +214,78 @@ def test_a_group_that_ends_between_two_decisions_is_judged_by_the_next() -> None
     assert story.refills() == ["r1"]
 
 
+@pytest.mark.parametrize(
+    ("ending", "reason"),
+    [
+        (("publish 5", "finish late.1 acc=1"), "stale"),
+        (("finish late.1 acc=0",), "zero_variance"),
+        (("fail late.1",), "failed"),
+    ],
+)
+def test_a_group_that_ends_while_the_source_is_drawn_from_is_judged_before_anything_is_served(
+    ending: tuple[str, ...], reason: str
+) -> None:
+    """A source is user code, and may end a session of its own while it makes the refill."""
+    story = play(
+        "submit late/2", "start late", "finish late.0 acc=0", "submit flat/1", "start flat",
+        rules=Rules(lag_max=1, filter_metric="acc", on_singleton="evict"), source=["r1"],
+    )  # fmt: skip
+    source = story.controller.source
+    assert source is not None
+    draw = source.draw
+
+    def draw_and_end() -> Prompt | None:
+        story.tell(*ending)
+        return draw()
+
+    source.draw = draw_and_end  # type: ignore[method-assign]
+    story.tell("sample 1", "finish flat acc=1")
+
+    assert story.evicted()["late"] == (reason,)
+    assert story.batches() == []
+
+
 def test_rules_that_can_never_fill_a_batch_are_told_at_once() -> None:
     story = play("sample 5", rules=Rules(generated_groups_max=3), source=list("abcdef"))
 
     assert isinstance(story.waiters[0].error, RefillLimitExceeded)
     assert "3 groups were submitted for this batch and generated_groups_max is 3" in str(story.waiters[0].error)
     assert story.book.totals["submitted"] == 3
+
+
+def test_a_streak_of_single_sessions_names_the_setting_that_throws_them_away() -> None:
+    story = play(
+        "submit a/1", "start a", "sample 1", "finish a acc=1",
+        rules=Rules(filter_metric="acc", on_singleton="evict", eviction_streak_max=1), source=["r1"],
+    )  # fmt: skip
+
+    assert isinstance(story.waiters[0].error, EvictionStreak)
+    assert "groups have one session each, which on_singleton 'evict' throws away" in str(story.waiters[0].error)
+
+
+def test_after_a_hundred_failures_reported_twice_as_many_may_run_as_at_first() -> None:
+    names = [f"g{number}" for number in range(110)]
+    story = play(rules=Rules(admission=Slots(n=4), eviction_streak_max=1_000), source=names, admits=True, group_size=1)
+    story.ledger.settle()
+    for name in names[:100]:
+        story.tell(f"start {name}", f"fail {name}.0", f"fail {name}.0")
+
+        assert story.book.in_flight_count() == 4
+    assert story.evicted() == dict.fromkeys(names[:100], ("empty",))
+
+
+def test_capacity_at_version_fifty_is_the_same_after_a_crash() -> None:
+    story = play(rules=Rules(batch_size=2, admission=Capacity(lag_max=1)), source=map(str, range(200)), admits=True)
+    story.ledger.settle()
+    for version in range(1, 51):
+        for group_id in [group.group_id for group in story.book.in_phase(Phase.PENDING)][:2]:
+            story.tell(f"start {group_id}", f"finish {group_id} acc=1")
+        story.tell("sample 2", f"commit {version}", f"publish {version}")
+    before = len(story.book.groups)
+    story.tell("recover")
+
+    assert (before, len(story.book.groups)) == (4, 4)
+    assert story.book.in_flight_count() == 4
 
 
 # A selection of one's own ----------------------------------------------------------------------------

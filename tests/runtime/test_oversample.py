@@ -197,6 +197,16 @@ async def test_a_group_may_not_have_too_many_sessions_in_all(loop):
         assert run.submit("p").size == GROUP_SIZE_MAX
 
 
+@virtual
+async def test_groups_of_one_session_that_the_rules_throw_away_every_time_are_refused(loop):
+    rules = Rules(filter_metric="reward", on_singleton="evict")
+    with pytest.raises(BadSettings, match="so no batch could ever come; make group_size at least 2"):
+        async with opened(loop, rules=rules, group_size=1):
+            pass
+    async with opened(loop, rules=rules, group_size=2) as run:
+        assert run.submit("p").size == 2
+
+
 # Groups that are lost --------------------------------------------------------------------------------
 
 

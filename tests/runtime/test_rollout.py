@@ -1536,3 +1536,16 @@ async def test_a_cancellation_goes_before_the_end_of_spare_sessions(loop):
 
         assert group.phase == "evicted"
         assert [event.reasons for event in events(run, ev.GroupEvicted)] == [("cancelled",)]
+
+
+@virtual
+async def test_two_groups_of_one_text_are_judged_apart(loop):
+    """Each is all right or all wrong; taken for one they would have a spread."""
+    async with opened(loop, rules=Rules(filter_metric="reward")) as run:
+        for group_id, reward in (("u1", 0.0), ("u2", 1.0)):
+            group = run.submit("the same text", n=2, group_id=group_id)
+            for session in range(2):
+                group.start(session).finish(Trajectory(reward=reward))
+
+        assert [event.group_id for event in events(run, ev.GroupEvicted)] == ["u1", "u2"]
+        assert run.sampleable_count() == 0

@@ -147,6 +147,22 @@ async def test_a_rule_that_raises_leaves_the_rollout_running(loop):
 
 
 @virtual
+async def test_a_rule_that_changes_the_run_while_it_is_asked_is_told_so(loop):
+    async with opened(loop, selection=lambda *_: meddling()) as run:
+
+        def meddle():
+            run.cancel("c")
+            yield Select(["a"])
+
+        meddling = meddle
+        ready(run, "a", "b")
+        run.submit("p", group_id="c", n=1)
+        with pytest.raises(CustomRuleError, match="it changed the run while it was asked; a rule only looks"):
+            await run.sample(1)
+        assert events(run, ev.BatchSampled) == []
+
+
+@virtual
 async def test_samplers_that_wait_are_served_in_the_order_of_their_arrival(loop):
     async with opened(loop, selection=youngest) as run:
         first, second = started(run.sample(2)), started(run.sample(1))
