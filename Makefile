@@ -67,8 +67,8 @@ $(PYTHONS:%=test-python-%): test-python-%:
 	fi
 
 .PHONY: test-long
-test-long: .venv/.installed ## the tests marked long, with more examples
-	@.venv/bin/python -m pytest --no-header -m long --hypothesis-profile=long --timeout=3600 -o faulthandler_timeout=3600 $(PYTEST_ARGS)
+test-long: .venv/.installed ## the tests marked long, and every property with more examples
+	@.venv/bin/python -m pytest --no-header -m 'long or (hypothesis and not crash)' --hypothesis-profile=long --timeout=3600 -o faulthandler_timeout=3600 $(PYTEST_ARGS)
 
 .PHONY: test-crash
 test-crash: .venv/.installed ## the tests that kill real processes
