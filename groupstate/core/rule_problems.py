@@ -6,6 +6,8 @@ Rule: a setting that could never take effect, or that would leave a sampler wait
 import math
 from typing import TYPE_CHECKING
 
+from groupstate.core.typed_settings import bound_problem
+
 if TYPE_CHECKING:
     from groupstate.core.rules import Rules
 
@@ -33,9 +35,8 @@ def problems(rules: "Rules") -> list[str]:
     """One sentence for each thing that is wrong."""
     found = []
     for name, least in LEAST:
-        value = getattr(rules, name)
-        if value is not None and not least <= value < math.inf:
-            found.append(f"{name} is {value!r}; it must be at least {least}")
+        if problem := bound_problem(name, getattr(rules, name), least):
+            found.append(problem)
     for name in ("session_deadline_s", "group_deadline_s"):
         value = getattr(rules, name)
         if value is not None and not 0 < value < math.inf:

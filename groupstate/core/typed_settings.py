@@ -3,7 +3,7 @@
 Rule: checked where they are made, because they are written into logs: what can't be read back must not get there.
 """
 
-import difflib
+import math
 import numbers
 import types
 import typing
@@ -13,6 +13,7 @@ from typing import Any, Literal, Union
 import msgspec
 from msgspec.structs import FieldInfo, fields, force_setattr
 
+from groupstate.core.near import nearest
 from groupstate.errors import BadSettings
 
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "None"}
@@ -54,7 +55,7 @@ def _from_table(where: str, kinds: list[type[Settings]], table: Mapping[str, Any
     by_name = {str(kind.__struct_config__.tag): kind for kind in kinds}
     name = str(table.get("kind", ""))
     if name not in by_name:
-        near = difflib.get_close_matches(name, by_name, n=1)
+        near = nearest(name, by_name)
         hint = f"did you mean {near[0]!r}?" if near else f"kinds are {', '.join(map(repr, by_name))}"
         raise BadSettings(f"{where} has kind {name!r}; {hint}" if name else f"{where} has no kind; {hint}")
     return _part(where, by_name[name], {key: value for key, value in table.items() if key != "kind"})
@@ -76,9 +77,16 @@ def _part(where: str, kind: type[Settings], value: Any) -> Settings:
 
 def unknown_key(key: str, known: Sequence[str], where: str) -> str:
     """The text for a setting that there isn't, with the nearest that there is."""
-    near = difflib.get_close_matches(key, known, n=1)
+    near = nearest(key, known)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
     return f"{where} has no setting {key!r}; {hint}"
+
+
+def bound_problem(name: str, value: float | None, least: float) -> str:
+    """What is wrong with a number that must be finite and at least so much; empty if nothing is."""
+    if value is None or least <= value < math.inf:
+        return ""
+    return f"{name} is {value!r}; it must be {'' if math.isfinite(value) else 'finite and '}at least {least}"
 
 
 def _plain(value: Any) -> Any:
@@ -91,10 +99,24 @@ def _plain(value: Any) -> Any:
 def _problem(field: FieldInfo, value: Any) -> str:
     allowed = _choices(field.type)
     if allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
+        near = nearest(str(value), allowed)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"{field.name} is {value!r}; it must be {' or '.join(map(repr, allowed))}{hint}"
+    if kinds := _settings_of(field.type):
+        return f"{field.name} is {value!r}; it must be {_tables(kinds, value)}"
     return f"{field.name} is {value!r}; it must be {' or '.join(_words(field.type))}"
+
+
+def _tables(kinds: list[type[Settings]], value: Any) -> str:
+    """Kinds of settings as a file and as Python write them; the one that a string means, if it means one."""
+    by_name = {str(kind.__struct_config__.tag): kind for kind in kinds}
+    meant = nearest(value, by_name) if isinstance(value, str) else []
+    tables, calls = [], []
+    for name in meant or by_name:
+        needed = [field.name for field in fields(by_name[name]) if field.required]
+        tables.append("{ " + ", ".join([f'kind = "{name}"', *(f"{key} = ..." for key in needed)]) + " }")
+        calls.append(f"{by_name[name].__name__}({', '.join(f'{key}=...' for key in needed)})")
+    return f"a table, {' or '.join(tables)}; in Python {' or '.join(calls)}"
 
 
 def _choices(kind: Any) -> list[str]:
@@ -107,5 +129,5 @@ def _words(kind: Any) -> list[str]:
     if typing.get_origin(kind) in (Union, types.UnionType):
         return [word for part in typing.get_args(kind) for word in _words(part)]
     if typing.get_origin(kind) is dict:
-        return [f"a mapping of names to {typing.get_args(kind)[1].__name__}"]
+        return [f"a table of names, each with a {typing.get_args(kind)[1].__name__} or a table of its settings"]
     return [WORDS.get(kind, getattr(kind, "__name__", str(kind)))]

@@ -10,10 +10,10 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.group import Group, Session
+from groupstate.core.near import near
 from groupstate.core.phases import Phase
 from groupstate.core.rules import known_rules
 from groupstate.errors import UnknownGroup
-from groupstate.inspect.near import near
 from groupstate.inspect.replay import applied
 from groupstate.inspect.words import counted, how_known, joined, kind_of, name_of, one_line, rows_in_words, span_of
 

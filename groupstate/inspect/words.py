@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from groupstate.core import events as ev
+from groupstate.core.near import near
 from groupstate.errors import BadInput
-from groupstate.inspect.near import near
 
 MESSAGE_SHOWN_MAX = 300
 """Characters of a failure's text in a line; `as_object` has it all."""

@@ -4,7 +4,6 @@ Rule 1: whatever is wrong is named with the place it stands at: the file and the
 Rule 2: a flag wins over the file, key by key.
 """
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -18,8 +17,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from groupstate.core.near import nearest
 from groupstate.core.rules import Rules, rules_from_dict
-from groupstate.core.typed_settings import unknown_key
+from groupstate.core.typed_settings import bound_problem, unknown_key
 from groupstate.engines.port import SamplingParams
 from groupstate.errors import BadInput, BadSettings
 
@@ -95,9 +95,8 @@ def run_table(data: Mapping[str, Any], *, where: str) -> RunTable:
     table = _converted(data, RunTable, where)
     counts = ("groups", "n", "in_flight", "disk_bytes_max", "disk_free_min_bytes")
     for name, least in (*((name, 1) for name in counts), ("grace_s", 0)):
-        value = getattr(table, name)
-        if value is not None and not least <= value < float("inf"):
-            raise BadSettings(f"{where}: {name} is {value!r}; it must be at least {least}")
+        if problem := bound_problem(name, getattr(table, name), least):
+            raise BadSettings(f"{where}: {problem}")
     return table
 
 
@@ -212,7 +211,7 @@ def _module_of_file(path: Path, flag: str) -> ModuleType:
 
 def _near(name: str, module: Any) -> str:
     names = [known for known in vars(module) if not known.startswith("_") and callable(getattr(module, known))]
-    near = difflib.get_close_matches(name, names, n=3)
+    near = nearest(name, names, 3)
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
     own = [known for known in names if getattr(getattr(module, known), "__module__", None) == module.__name__]

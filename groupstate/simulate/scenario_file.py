@@ -1,6 +1,5 @@
 """Reading scenario files, strictly: what isn't understood is refused with its place and the nearest right word."""
 
-import difflib
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from groupstate.core.near import nearest
 from groupstate.core.rules import Rules, rules_from_dict
 from groupstate.errors import BadSettings, GroupstateError
 
@@ -173,7 +173,7 @@ def _step(data: Any, where: str) -> Step:
     verbs = [key for key in data if key in VERBS]
     if len(verbs) != 1:
         named = ", ".join(data) or "nothing"
-        near = [match for key in data for match in difflib.get_close_matches(key, VERBS, n=1)]
+        near = [match for key in data for match in nearest(key, VERBS)]
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(VERBS)}"
         raise MalformedScenario(f"{where} holds {named}; a step has exactly one verb: {hint}")
     verb = verbs[0]
@@ -222,6 +222,6 @@ def _known(data: dict[str, Any], known: Iterable[str], where: str) -> None:
     names = list(known)
     for key in data:
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
+            near = nearest(key, names)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
             raise MalformedScenario(f"{where} has no key {key!r}; {hint}")

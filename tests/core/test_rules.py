@@ -96,6 +96,7 @@ def test_an_unknown_key_that_is_near_to_nothing_gets_the_whole_list() -> None:
     ("data", "text"),
     [
         ({"mode": "sink"}, "rules: mode is 'sink'; it must be 'async' or 'sync'"),
+        ({"mode": "Async"}, "rules: mode is 'Async'; it must be 'async' or 'sync' (did you mean 'async'?)"),
         ({"mode": None}, "rules: mode is None; it must be 'async' or 'sync'"),
         ({"batch_size": "8"}, "rules: batch_size is '8'; it must be an integer or None"),
         ({"batch_size": True}, "rules: batch_size is True; it must be an integer or None"),
@@ -104,7 +105,15 @@ def test_an_unknown_key_that_is_near_to_nothing_gets_the_whole_list() -> None:
         ({"filter_metric": 3}, "rules: filter_metric is 3; it must be a string or None"),
         ({"cancel_doomed": "no"}, "rules: cancel_doomed is 'no'; it must be true or false"),
         ({"stall_s": object}, "rules: stall_s is <class 'object'>; it must be a number"),
-        ({"admission": "slots"}, "rules: admission is 'slots'; it must be PerBatch or Slots or Capacity or None"),
+        (
+            {"admission": "slots"},
+            "rules: admission is 'slots'; it must be a table, { kind = \"slots\", n = ... }; in Python Slots(n=...)",
+        ),
+        (
+            {"admission": 4},
+            'rules: admission is 4; it must be a table, { kind = "per_batch" } or { kind = "slots", n = ... } or '
+            '{ kind = "capacity", lag_max = ... }; in Python PerBatch() or Slots(n=...) or Capacity(lag_max=...)',
+        ),
         ({"admission": {"kind": "slots", "m": 1}}, "rules: admission has no setting 'm'; known are n, ready_max"),
         ({"admission": {"kind": "slots"}}, "rules: admission: Missing required argument 'n'"),
         ({"admission": {"kind": "slots", "n": "4"}}, "rules: admission: n is '4'; it must be an integer"),
@@ -119,7 +128,10 @@ def test_an_unknown_key_that_is_near_to_nothing_gets_the_whole_list() -> None:
         ),
         ({"datasets": {"a": {"shar": 1}}}, "rules: datasets['a'] has no setting 'shar'; did you mean 'share'?"),
         ({"datasets": {"a": {"share": "x"}}}, "rules: datasets['a']: share is 'x'; it must be a number or None"),
-        ({"datasets": ["a"]}, "rules: datasets is ['a']; it must be a mapping of names to PerDataset"),
+        (
+            {"datasets": ["a"]},
+            "rules: datasets is ['a']; it must be a table of names, each with a PerDataset or a table of its settings",
+        ),
     ],
 )
 def test_a_wrong_type_is_refused_with_its_place(data: dict[str, Any], text: str) -> None:
@@ -181,7 +193,7 @@ def test_the_least_itself_is_taken(name: str) -> None:
 @pytest.mark.parametrize("name", ["tolerance", "retry_delay_s", "stall_s"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_number_that_is_not_finite_is_refused(name: str, value: float) -> None:
-    with pytest.raises(BadSettings, match=f"{name} is {value}"):
+    with pytest.raises(BadSettings, match=f"{name} is {value}; it must be finite and at least 0"):
         Rules(**{name: value})
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from groupstate.core import events as ev
+from groupstate.core.near import near
 from groupstate.errors import BadInput
-from groupstate.inspect.near import near
 from groupstate.inspect.words import (
     KINDS,
     as_object,
@@ -155,3 +155,8 @@ def test_times_and_lists() -> None:
 def test_near_names_are_few_and_may_be_none() -> None:
     assert near("g12", ["g1", "g2", "x"]) == "did you mean 'g2' or 'g1'?"
     assert near("abc", ["xyz"]) == ""
+
+
+def test_capital_letters_make_no_name_another() -> None:
+    assert near("Async", ["sync", "async"]) == "did you mean 'async' or 'sync'?"
+    assert near("g7", ["G7", "h8"]) == "did you mean 'G7'?"

@@ -66,7 +66,7 @@ def test_an_empty_file_is_all_defaults(tmp_path):
         ("[run]\ndisk_bytes_max = 0", "disk_bytes_max is 0; it must be at least 1"),
         ("[run]\ndisk_free_min_bytes = 0", "disk_free_min_bytes is 0"),
         ("[run]\ngrace_s = -1.0", "grace_s is -1.0"),
-        ("[run]\ngrace_s = inf", "grace_s is inf"),
+        ("[run]\ngrace_s = inf", "grace_s is inf; it must be finite and at least 0"),
         ("[sampling]\ntop_k = 3", r"\[sampling\] has no setting 'top_k'"),
         ("[sampling]\ntemperature = -1.0", "temperature is -1.0"),
     ],
@@ -112,7 +112,11 @@ def test_a_flag_that_is_no_assignment_is_named(flag):
 
 @pytest.mark.parametrize(
     ("flag", "shown"),
-    [("lagmax=1", "--rules has no setting 'lagmax'; did you mean 'lag_max'"), ("lag_max=-1", "lag_max is -1")],
+    [
+        ("lagmax=1", "--rules has no setting 'lagmax'; did you mean 'lag_max'"),
+        ("lag_max=-1", "lag_max is -1"),
+        ("admission=slots", r'admission is .slots.; it must be a table, \{ kind = "slots", n = ... \}'),
+    ],
 )
 def test_a_flag_that_cannot_be_is_named(tmp_path, flag, shown):
     with pytest.raises(BadSettings, match=shown):
