@@ -6,37 +6,13 @@ Rule: a setting that could never take effect, or that would leave a sampler wait
 import math
 from typing import TYPE_CHECKING
 
-from groupstate.core.typed_settings import bound_problem
-
 if TYPE_CHECKING:
     from groupstate.core.rules import Rules
-
-LEAST = (
-    ("batch_size", 1),
-    ("lag_max", 0),
-    ("tolerance", 0),
-    ("survivors_min", 1),
-    ("attempts_max", 1),
-    ("retry_delay_s", 0),
-    ("requeues_max", 0),
-    ("oversample", 0),
-    ("in_flight_batches_max", 1),
-    ("generated_groups_max", 1),
-    ("eviction_streak_max", 1),
-    ("refill_multiple", 1),
-    ("share_tolerance", 0),
-    ("starvation_versions", 1),
-    ("stall_s", 0),
-)
-"""Settings that are numbers, with the least value of each."""
 
 
 def problems(rules: "Rules") -> list[str]:
     """One sentence for each thing that is wrong."""
     found = []
-    for name, least in LEAST:
-        if problem := bound_problem(name, getattr(rules, name), least):
-            found.append(problem)
     for name in ("session_deadline_s", "group_deadline_s"):
         value = getattr(rules, name)
         if value is not None and not 0 < value < math.inf:
@@ -50,20 +26,9 @@ def problems(rules: "Rules") -> list[str]:
 
 
 def _admission_problems(rules: "Rules") -> list[str]:
-    rule = rules.admission
-    if rule is None:
-        return []
-    found = [
-        f"admission's {name} is {getattr(rule, name)!r}; it must be at least {least}"
-        for name, least in (("warmup", 0), ("n", 1), ("ready_max", 0), ("lag_max", 0), ("in_flight_max", 1))
-        if getattr(rule, name, None) is not None and getattr(rule, name) < least
-    ]
-    most = getattr(rule, "n", None) or getattr(rule, "in_flight_max", None)
-    if most is not None and rules.refill_multiple > most:
-        found.append(f"refill_multiple {rules.refill_multiple} is above the {most} groups that may be in flight")
-    if hasattr(rule, "lag_max") and rules.batch_size is None:
-        found.append("admission 'capacity' needs batch_size: it counts in batches")
-    return found
+    if hasattr(rules.admission, "lag_max") and rules.batch_size is None:
+        return ["admission 'capacity' needs batch_size: it counts in batches"]
+    return []
 
 
 def _batch_problems(rules: "Rules") -> list[str]:
@@ -128,12 +93,6 @@ def _selection_problems(rules: "Rules") -> list[str]:
 
 def _dataset_problems(rules: "Rules") -> list[str]:
     found = []
-    for name, own in rules.datasets.items():
-        for field, most in (("share", 1.0), ("lag_max", math.inf), ("tolerance", math.inf)):
-            value = getattr(own, field)
-            if value is not None and not (0 <= value <= most and value < math.inf):
-                bound = "from 0 to 1" if field == "share" else "at least 0"
-                found.append(f"datasets[{name!r}] has {field} {value!r}; it must be {bound}")
     shares = [own.share for own in rules.datasets.values() if own.share is not None]
     if shares and sum(shares) > 1 + 1e-9:
         found.append(f"the shares of the datasets add up to {sum(shares):g}; it must be at most 1")

@@ -6,7 +6,7 @@ Rule 2: what contradicts itself is refused (`rule_problems`) once, before a run 
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -25,11 +25,17 @@ SELECTIONS = ("oldest_first", "freshest_first", "exact_version")
 class PerBatch(Settings, frozen=True, tag="per_batch", tag_field="kind"):
     """Keep `warmup` batches of groups ahead of what samplers are waiting for."""
 
+    WHERE = "PerBatch: "
+    LEAST: ClassVar[Mapping[str, float]] = {"warmup": 0}
+
     warmup: int = 1
 
 
 class Slots(Settings, frozen=True, tag="slots", tag_field="kind"):
     """At most `n` groups in flight, at most `n + ready_max` in flight and sampleable together."""
+
+    WHERE = "Slots: "
+    LEAST: ClassVar[Mapping[str, float]] = {"n": 1, "ready_max": 0}
 
     n: int
     ready_max: int = 0
@@ -37,6 +43,9 @@ class Slots(Settings, frozen=True, tag="slots", tag_field="kind"):
 
 class Capacity(Settings, frozen=True, tag="capacity", tag_field="kind"):
     """Never more groups than can still be sampled with a lag of at most `lag_max`."""
+
+    WHERE = "Capacity: "
+    LEAST: ClassVar[Mapping[str, float]] = {"lag_max": 0, "in_flight_max": 1}
 
     lag_max: int
     in_flight_max: int | None = None
@@ -49,6 +58,10 @@ Admission: TypeAlias = PerBatch | Slots | Capacity
 class PerDataset(Settings, frozen=True):
     """What holds for the groups of one dataset in place of the run's own setting; None: the run's."""
 
+    WHERE = "PerDataset: "
+    LEAST: ClassVar[Mapping[str, float]] = {"share": 0, "lag_max": 0, "tolerance": 0}
+    MOST: ClassVar[Mapping[str, float]] = {"share": 1}
+
     share: float | None = None
     """Part of the kept groups (submitted and not evicted) that should be of this dataset, 0 to 1."""
     lag_max: int | None = None
@@ -56,6 +69,24 @@ class PerDataset(Settings, frozen=True):
 
 
 class Rules(Settings, frozen=True):
+    LEAST: ClassVar[Mapping[str, float]] = {
+        "batch_size": 1,
+        "lag_max": 0,
+        "tolerance": 0,
+        "survivors_min": 1,
+        "attempts_max": 1,
+        "retry_delay_s": 0,
+        "requeues_max": 0,
+        "oversample": 0,
+        "in_flight_batches_max": 1,
+        "generated_groups_max": 1,
+        "eviction_streak_max": 1,
+        "refill_multiple": 1,
+        "share_tolerance": 0,
+        "starvation_versions": 1,
+        "stall_s": 0,
+    }
+
     mode: Literal["async", "sync"] = "async"
     batch_size: int | None = None
     """Groups per batch, where it is the same for every `sample()`; bounds that count batches need it."""

@@ -8,10 +8,10 @@ import numbers
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
 import msgspec
-from msgspec.structs import FieldInfo, fields, force_setattr
+from msgspec.structs import fields, force_setattr
 
 from groupstate.core.near import nearest
 from groupstate.errors import BadSettings
@@ -19,29 +19,58 @@ from groupstate.errors import BadSettings
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "None"}
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Made(msgspec.StructMeta):
+    """Makes settings: what can't be one is told as it is for a file, and not as a fault of the call."""
+
+    # Type checkers see the signature that the fields make.
+    if not TYPE_CHECKING:  # pragma: no branch
+
+        def __call__(cls, *values: Any, **settings: Any) -> Any:
+            for name in settings:
+                if name not in cls.__struct_fields__:
+                    raise BadSettings(unknown_key(name, cls.__struct_fields__, cls.__name__))
+            if missing := [f.name for f in fields(cls)[len(values) :] if f.required and f.name not in settings]:
+                raise BadSettings(f"{cls.__name__} needs {missing[0]}: {cls.__name__}({missing[0]}=...)")
+            try:
+                return super().__call__(*values, **settings)
+            except TypeError as error:
+                raise BadSettings(f"{cls.__name__}: {error}") from error
+
+
+class Settings(msgspec.Struct, metaclass=_Made, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of settings. A table, as TOML has it, may stand for a value that has settings of its own."""
+
+    WHERE: ClassVar[str] = ""
+    """What a message begins with, for settings that are part of others."""
+    LEAST: ClassVar[Mapping[str, float]] = {}
+    """Settings that are numbers, with the least value of each."""
+    MOST: ClassVar[Mapping[str, float]] = {}
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            force_setattr(self, field.name, _typed(field, getattr(self, field.name)))
+            force_setattr(self, field.name, typed(self.WHERE + field.name, field.type, getattr(self, field.name)))
+        for name, least in self.LEAST.items():
+            problem = bound_problem(self.WHERE + name, getattr(self, name), least, self.MOST.get(name))
+            if problem:
+                raise BadSettings(problem)
 
 
-def _typed(field: FieldInfo, value: Any) -> Any:
-    """
+def typed(name: str, kind: Any, value: Any) -> Any:
+    """The value as one of the type `kind`, which is a field's or a parameter's.
+
     Raises:
         BadSettings: the value is of another type.
     """
-    kinds = _settings_of(field.type)
+    kinds = _settings_of(kind)
     if kinds and isinstance(value, Mapping):
-        return _from_table(field.name, kinds, value)
-    if typing.get_origin(field.type) is dict and isinstance(value, Mapping):
-        (kind,) = _settings_of(typing.get_args(field.type)[1])
-        return {str(name): _part(f"{field.name}[{name!r}]", kind, own) for name, own in value.items()}
+        return _from_table(name, kinds, value)
+    if typing.get_origin(kind) is dict and isinstance(value, Mapping):
+        (part,) = _settings_of(typing.get_args(kind)[1])
+        return {str(key): _part(f"{name}[{key!r}]", part, own) for key, own in value.items()}
     try:
-        return msgspec.convert(msgspec.to_builtins(_plain(value)), field.type)
+        return msgspec.convert(msgspec.to_builtins(_plain(value)), kind)
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadSettings(_problem(field, value)) from error
+        raise BadSettings(f"{name} is {value!r}; it must be {_wanted(kind, value)}") from error
 
 
 def _settings_of(kind: Any) -> list[type[Settings]]:
@@ -71,7 +100,7 @@ def _part(where: str, kind: type[Settings], value: Any) -> Settings:
             raise BadSettings(unknown_key(key, kind.__struct_fields__, where))
     try:
         return kind(**value)
-    except (BadSettings, TypeError) as error:
+    except BadSettings as error:
         raise BadSettings(f"{where}: {error}") from error
 
 
@@ -82,10 +111,12 @@ def unknown_key(key: str, known: Sequence[str], where: str) -> str:
     return f"{where} has no setting {key!r}; {hint}"
 
 
-def bound_problem(name: str, value: float | None, least: float) -> str:
-    """What is wrong with a number that must be finite and at least so much; empty if nothing is."""
-    if value is None or least <= value < math.inf:
+def bound_problem(name: str, value: float | None, least: float, most: float | None = None) -> str:
+    """What is wrong with a number that must be finite and within bounds; empty if nothing is."""
+    if value is None or (least <= value < math.inf and (most is None or value <= most)):
         return ""
+    if most is not None:
+        return f"{name} is {value!r}; it must be from {least} to {most}"
     return f"{name} is {value!r}; it must be {'' if math.isfinite(value) else 'finite and '}at least {least}"
 
 
@@ -96,15 +127,14 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _problem(field: FieldInfo, value: Any) -> str:
-    allowed = _choices(field.type)
-    if allowed:
+def _wanted(kind: Any, value: Any) -> str:
+    """What would be right in place of the value."""
+    if allowed := _choices(kind):
         near = nearest(str(value), allowed)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"{field.name} is {value!r}; it must be {' or '.join(map(repr, allowed))}{hint}"
-    if kinds := _settings_of(field.type):
-        return f"{field.name} is {value!r}; it must be {_tables(kinds, value)}"
-    return f"{field.name} is {value!r}; it must be {' or '.join(_words(field.type))}"
+        return " or ".join(map(repr, allowed)) + (f" (did you mean {near[0]!r}?)" if near else "")
+    if kinds := _settings_of(kind):
+        return _tables(kinds, value)
+    return " or ".join(_words(kind))
 
 
 def _tables(kinds: list[type[Settings]], value: Any) -> str:

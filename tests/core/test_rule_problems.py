@@ -1,5 +1,7 @@
 """Rules that contradict themselves are refused by a sentence, and what lies right beside them is taken."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,27 +56,6 @@ NUMBERS: list[Row] = [
 ]
 
 ADMISSIONS: list[Row] = [
-    (
-        {"admission": PerBatch(warmup=-1)},
-        "admission's warmup is -1; it must be at least 0",
-        {"admission": PerBatch(warmup=0)},
-    ),
-    ({"admission": Slots(n=0)}, "admission's n is 0; it must be at least 1", {"admission": Slots(n=1)}),
-    (
-        {"admission": Slots(n=1, ready_max=-1)},
-        "admission's ready_max is -1; it must be at least 0",
-        {"admission": Slots(n=1, ready_max=0)},
-    ),
-    (
-        {"admission": Capacity(lag_max=-1), "batch_size": 4},
-        "admission's lag_max is -1; it must be at least 0",
-        {"admission": Capacity(lag_max=0), "batch_size": 4},
-    ),
-    (
-        {"admission": Capacity(lag_max=0, in_flight_max=0), "batch_size": 4},
-        "admission's in_flight_max is 0; it must be at least 1",
-        {"admission": Capacity(lag_max=0, in_flight_max=1), "batch_size": 4},
-    ),
     (
         {"admission": Capacity(lag_max=0)},
         "admission 'capacity' needs batch_size: it counts in batches",
@@ -162,21 +143,11 @@ SELECTIONS: list[Row] = [
 ]
 
 
-def of(**own: Any) -> dict[str, Any]:
-    return {"datasets": {"math": PerDataset(**own)}}
-
-
 def shares(*values: float | None) -> dict[str, Any]:
     return {"datasets": {f"d{number}": PerDataset(share=value) for number, value in enumerate(values)}}
 
 
 DATASETS: list[Row] = [
-    (of(share=-0.1), "datasets['math'] has share -0.1; it must be from 0 to 1", of(share=0.1)),
-    (of(share=1.1), "datasets['math'] has share 1.1; it must be from 0 to 1", of(share=1)),
-    (of(share=float("nan")), "datasets['math'] has share nan; it must be from 0 to 1", of()),
-    (of(lag_max=-1), "datasets['math'] has lag_max -1; it must be at least 0", of(lag_max=0)),
-    (of(tolerance=-1), "datasets['math'] has tolerance -1.0; it must be at least 0", of(tolerance=0)),
-    (of(tolerance=float("inf")), "datasets['math'] has tolerance inf; it must be at least 0", of(tolerance=9)),
     (shares(0.7, 0.4), "the shares of the datasets add up to 1.1; it must be at most 1", shares(0.6, 0.4)),
 ]
 
@@ -194,6 +165,71 @@ def test_what_is_wrong_is_named_and_what_is_right_beside_it_is_taken(
 
     assert str(refused.value) == why
     assert {name: getattr(rules, name) for name in right} == right
+
+
+PARTS: list[tuple[Callable[..., Any], dict[str, Any], str, dict[str, Any]]] = [
+    # refused where it is made, why, what is fine in its place
+    (PerBatch, {"warmup": -1}, "PerBatch: warmup is -1; it must be at least 0", {"warmup": 0}),
+    (PerBatch, {"warmups": 2}, "PerBatch has no setting 'warmups'; did you mean 'warmup'?", {"warmup": 2}),
+    (Slots, {"n": 0}, "Slots: n is 0; it must be at least 1", {"n": 1}),
+    (Slots, {"n": "4"}, "Slots: n is '4'; it must be an integer", {"n": 4}),
+    (Slots, {"n": 1, "ready_max": -1}, "Slots: ready_max is -1; it must be at least 0", {"n": 1, "ready_max": 0}),
+    (Slots, {"n": 4, "ready": 3}, "Slots has no setting 'ready'; did you mean 'ready_max'?", {"n": 4, "ready_max": 3}),
+    (Slots, {"ready_max": 1}, "Slots needs n: Slots(n=...)", {"n": 1, "ready_max": 1}),
+    (Capacity, {"lag_max": -1}, "Capacity: lag_max is -1; it must be at least 0", {"lag_max": 0}),
+    (
+        Capacity,
+        {"lag_max": 0, "in_flight_max": 0},
+        "Capacity: in_flight_max is 0; it must be at least 1",
+        {"lag_max": 0, "in_flight_max": 1},
+    ),
+    (PerDataset, {"weight": 1}, "PerDataset has no setting 'weight'; known are lag_max, share, tolerance", {}),
+    (PerDataset, {"share": -0.1}, "PerDataset: share is -0.1; it must be from 0 to 1", {"share": 0.0}),
+    (PerDataset, {"share": 1.1}, "PerDataset: share is 1.1; it must be from 0 to 1", {"share": 1.0}),
+    (PerDataset, {"share": float("nan")}, "PerDataset: share is nan; it must be from 0 to 1", {"share": None}),
+    (PerDataset, {"lag_max": -1}, "PerDataset: lag_max is -1; it must be at least 0", {"lag_max": 0}),
+    (PerDataset, {"tolerance": -1}, "PerDataset: tolerance is -1.0; it must be at least 0", {"tolerance": 0.0}),
+    (
+        PerDataset,
+        {"tolerance": float("inf")},
+        "PerDataset: tolerance is inf; it must be finite and at least 0",
+        {"tolerance": 9.0},
+    ),
+    (Rules, {"lag_maxx": 1}, "Rules has no setting 'lag_maxx'; did you mean 'lag_max'?", {"lag_max": 1}),
+]
+
+
+@pytest.mark.parametrize(("make", "wrong", "why", "right"), PARTS, ids=str)
+def test_what_is_wrong_by_itself_is_refused_where_it_is_made(
+    make: Callable[..., Any], wrong: dict[str, Any], why: str, right: dict[str, Any]
+) -> None:
+    with pytest.raises(BadSettings) as refused:
+        make(**wrong)
+
+    made = make(**right)
+
+    assert str(refused.value) == why
+    assert {name: getattr(made, name) for name in right} == right
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: Slots(4, 2, 1), "Slots: Extra positional arguments provided"),
+        (lambda: Slots(4, n=4), "Slots: Argument 'n' given by name and position"),
+    ],
+)
+def test_values_without_a_name_are_taken_in_order_or_refused(call: Callable[[], Any], why: str) -> None:
+    assert Slots(4, 2) == Slots(n=4, ready_max=2)
+    with pytest.raises(BadSettings) as refused:
+        call()
+
+    assert str(refused.value) == why
+
+
+@pytest.mark.parametrize("kind", [Rules, PerBatch, Slots, Capacity, PerDataset])
+def test_a_constructor_shows_its_settings(kind: Any) -> None:
+    assert list(inspect.signature(kind).parameters) == list(kind.__struct_fields__)
 
 
 def test_shares_that_add_up_to_one_but_for_rounding_are_taken() -> None:
