@@ -16,7 +16,7 @@ from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.held import UNDELIVERED, Window
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase
-from groupstate.core.rules import Capacity, Rules, Slots, rules_from_dict
+from groupstate.core.rules import Capacity, Rules, Slots, recorded_rules
 from groupstate.core.tracked import Tracked
 from groupstate.errors import BadSettings
 
@@ -215,7 +215,7 @@ class Checker:
 
     def _in_force(self, event: ev.RunStarted | ev.RunRecovered) -> None:
         try:
-            self._rules = rules_from_dict(event.rules)
+            self._rules = recorded_rules(event.rules)
         except BadSettings as error:
             self._wrong(9, f"the rules of the run can't be read: {error}")
         self._version = event.weight_version

@@ -1,6 +1,9 @@
 """What is wrong with a set of rules, before anything runs under them.
 
-Rule: a setting that could never take effect, or that would leave a sampler waiting for ever, is a problem too.
+Rule 1: what nothing could run under, or what would leave a sampler waiting for ever, is a problem wherever it stands.
+Rule 2: what asks for something that the other settings rule out is a contradiction, told to whoever writes it. It
+is read from logs: rules that were taken once are taken for ever, and new contradictions are added here alone.
+Rule 3: a setting that only says how something is done which is off is neither; docs/rules.md lists them.
 """
 
 import math
@@ -23,6 +26,49 @@ def problems(rules: "Rules") -> list[str]:
     found += _selection_problems(rules)
     found += _dataset_problems(rules)
     return found
+
+
+def contradictions(rules: "Rules") -> list[str]:
+    """One sentence for each setting that asks for what the others rule out."""
+    return [*(_sync_contradictions(rules) if rules.mode == "sync" else _async_contradictions(rules)), *_void(rules)]
+
+
+def _sync_contradictions(rules: "Rules") -> list[str]:
+    found = []
+    bounds = {"lag_max": rules.lag_max}
+    bounds |= {f"datasets[{name!r}] has lag_max, which": rules.datasets[name].lag_max for name in rules.lag_classes}
+    for name, bound in bounds.items():
+        if bound is not None:
+            found.append(
+                f"{name} bounds nothing in sync mode, where no group is evicted or awaited for its age: leave it out, "
+                "or set mode 'async'"
+            )
+    return found
+
+
+def _async_contradictions(rules: "Rules") -> list[str]:
+    found = []
+    if rules.empty != "refill":
+        found.append(
+            f"empty {rules.empty!r} is for sync mode: async mode evicts every group without a trajectory, for one "
+            "refill; leave it out"
+        )
+    if rules.in_flight_batches_max != 1:
+        found.append(
+            "in_flight_batches_max bounds the refills of sync mode; in async mode admission bounds what is in flight, "
+            "such as Slots(n=...)"
+        )
+    return found
+
+
+def _void(rules: "Rules") -> list[str]:
+    attempt_s, group_s = rules.session_deadline_s, rules.group_deadline_s
+    if attempt_s is None or group_s is None or attempt_s <= group_s:
+        return []
+    return [
+        f"session_deadline_s {attempt_s:g} is above group_deadline_s {group_s:g}, and a group's time begins first, so "
+        "no session could ever come to its own deadline"
+    ]
 
 
 def _admission_problems(rules: "Rules") -> list[str]:

@@ -1,16 +1,17 @@
 """The rules of a run: settings that say what is evicted, refilled, admitted and selected.
 
 Rule 1: rules are data; they are written into the log, so that a replay never needs the file they came from.
-Rule 2: what contradicts itself is refused (`rule_problems`) once, before a run begins.
+Rule 2: what contradicts itself is refused (`rule_problems`) once, before a run begins. What a log holds was taken then.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from groupstate.core.rule_problems import problems
+from groupstate.core.rule_problems import contradictions, problems
 from groupstate.core.typed_settings import Settings, unknown_key
 from groupstate.errors import BadSettings
 
@@ -53,6 +54,9 @@ class Capacity(Settings, frozen=True, tag="capacity", tag_field="kind"):
 
 
 Admission: TypeAlias = PerBatch | Slots | Capacity
+
+_ADMISSION = {"async": PerBatch(warmup=1), "sync": PerBatch(warmup=0)}
+"""Where the rules don't say. Made once: each decision asks."""
 
 
 class PerDataset(Settings, frozen=True):
@@ -166,11 +170,14 @@ class Rules(Settings, frozen=True):
         for problem in problems(self):
             raise BadSettings(problem)
 
+    def contradictions(self) -> Sequence[str]:
+        return contradictions(self)
+
     @property
     def admission_rule(self) -> Admission:
         if self.admission is not None:
             return self.admission
-        return PerBatch(warmup=1 if self.mode == "async" else 0)
+        return _ADMISSION[self.mode]
 
     @property
     def bounds_lag(self) -> bool:
@@ -432,23 +439,36 @@ def known_rules(data: Mapping[str, Any]) -> Rules:
     known = {name: value for name, value in data.items() if name in Rules.__struct_fields__}
     for left_out in (None, *known):
         try:
-            return Rules(**{name: value for name, value in known.items() if name != left_out})
+            return recorded_rules({name: value for name, value in known.items() if name != left_out})
         except BadSettings:
             pass  # a value of a later version, perhaps: without that one setting, then
     return Rules()
 
 
 def rules_from_dict(data: Mapping[str, Any], where: str = "rules") -> Rules:
-    """Rules from a settings file or a log.
+    """Rules from a settings file.
 
     Raises:
         BadSettings: an unknown key (named, with the nearest right one), a wrong type, a contradiction.
     """
+    return _from_table(Rules, data, where)
+
+
+def recorded_rules(data: Mapping[str, Any], where: str = "rules") -> Rules:
+    """Rules from a log. Contradictions that were taken when it was written are taken, and mean what they meant.
+
+    Raises:
+        BadSettings: an unknown key, a wrong type, rules that nothing could run under.
+    """
+    return _from_table(partial(msgspec.structs.replace, Rules()), data, where)
+
+
+def _from_table(make: Callable[..., Rules], data: Mapping[str, Any], where: str) -> Rules:
     known = Rules.__struct_fields__
     for key in data:
         if key not in known:
             raise BadSettings(unknown_key(key, known, where))
     try:
-        return Rules(**data)
+        return make(**data)
     except BadSettings as error:
         raise BadSettings(f"{where}: {error}") from error

@@ -32,9 +32,12 @@ class _Made(msgspec.StructMeta):
             if missing := [f.name for f in fields(cls)[len(values) :] if f.required and f.name not in settings]:
                 raise BadSettings(f"{cls.__name__} needs {missing[0]}: {cls.__name__}({missing[0]}=...)")
             try:
-                return super().__call__(*values, **settings)
+                made = super().__call__(*values, **settings)
             except TypeError as error:
                 raise BadSettings(f"{cls.__name__}: {error}") from error
+            for contradiction in made.contradictions():
+                raise BadSettings(contradiction)
+            return made
 
 
 class Settings(msgspec.Struct, metaclass=_Made, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +48,10 @@ class Settings(msgspec.Struct, metaclass=_Made, frozen=True, kw_only=True, forbi
     LEAST: ClassVar[Mapping[str, float]] = {}
     """Settings that are numbers, with the least value of each."""
     MOST: ClassVar[Mapping[str, float]] = {}
+
+    def contradictions(self) -> Sequence[str]:
+        """What only whoever writes such settings anew is told, since logs that are kept may hold it."""
+        return ()
 
     def __post_init__(self) -> None:
         for field in fields(self):

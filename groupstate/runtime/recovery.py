@@ -16,7 +16,7 @@ from groupstate.core.book import Book
 from groupstate.core.evict import credit_of
 from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
-from groupstate.core.rules import RULES_VERSION, Rules, rules_from_dict
+from groupstate.core.rules import RULES_VERSION, Rules, recorded_rules
 from groupstate.core.snapshot import decoded, restore
 from groupstate.errors import BadMark, BadSettings, CompactedLog, UnsupportedLog
 from groupstate.log.port import EventLog
@@ -224,6 +224,6 @@ def stored_rules(book: Book) -> Rules:
             f"to version {RULES_VERSION}, so they may mean something else here: {wrote}. {advice}"
         )
     try:
-        return rules_from_dict(book.rules, "the rules in the log")
+        return recorded_rules(book.rules, "the rules in the log")
     except BadSettings as error:
         raise BadSettings(f"{error}. {wrote[0].upper()}{wrote[1:]}. {advice}") from error

@@ -14,7 +14,7 @@ from benchmarks.rescan import rescan
 from benchmarks.versus import by_indexes
 from groupstate.core import events as ev
 from groupstate.core.prompt import Prompt
-from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
+from groupstate.core.rules import Capacity, PerBatch, Rules, Slots, recorded_rules
 from groupstate.core.trajectory import Trajectory
 from groupstate.errors import BadSettings
 from groupstate.log.memory import MemoryLog
@@ -136,7 +136,7 @@ class History:
     def _rules(self) -> Rules:
         while True:
             try:
-                return Rules(**{name: self.random.choice(values) for name, values in SETTINGS.items()})
+                return recorded_rules({name: self.random.choice(values) for name, values in SETTINGS.items()})
             except BadSettings:
                 continue
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from groupstate.core.prompt import Prompt
-from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots
+from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots, recorded_rules
 from groupstate.errors import BadSettings
 from groupstate.runtime.sources import ListSource, MixedSource, Source
 from tests.core.plain_run import Prompts
@@ -98,7 +98,7 @@ def rules_of(numbers: Sequence[int]) -> Rules | None:
     settings["datasets"] = pick({}, own, {"math": own["math"]})
     settings = _without_contradictions(settings)
     try:
-        return Rules(**settings)
+        return recorded_rules(settings)
     except BadSettings:
         return None
 

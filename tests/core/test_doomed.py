@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from groupstate.core import events as ev
-from groupstate.core.rules import PerDataset, Rules
+from groupstate.core.rules import PerDataset, Rules, recorded_rules
 from groupstate.testing.notation import Story, play
 
 AGE: dict[str, Any] = {"cancel_doomed": True, "lag_max": 1}
@@ -151,7 +151,7 @@ def test_in_sync_mode_what_is_lost_is_cancelled_and_refilled_while_a_sampler_wai
 
 
 def test_in_sync_mode_nobody_is_too_old() -> None:
-    story = play("submit a/1", "publish 9", rules=Rules(**AGE, mode="sync", failure="refill"))
+    story = play("submit a/1", "publish 9", rules=recorded_rules({**AGE, "mode": "sync", "failure": "refill"}))
 
     assert story.phase("a") == "pending"
 

@@ -18,7 +18,7 @@ from groupstate.core.evict import (
     reasons_of,
 )
 from groupstate.core.group import Group
-from groupstate.core.rules import Rules
+from groupstate.core.rules import Rules, recorded_rules
 from groupstate.errors import MissingMetric
 from groupstate.testing.notation import play
 
@@ -134,7 +134,7 @@ def matrix_rules(mode: str, more: dict[str, Any], stale: Stale) -> Rules:
     }
     if stale != "off":
         fields |= {"lag_max": 1, "on_stale": stale}
-    return Rules(**(fields | more))
+    return recorded_rules(fields | more)
 
 
 def ids_of(row: tuple[Any, ...]) -> str:
@@ -346,7 +346,9 @@ def test_a_new_version_costs_what_it_makes_stale_and_not_what_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    "rules", [Rules(), Rules(lag_max=0, on_stale="wait"), Rules(mode="sync", lag_max=0)], ids=["off", "wait", "sync"]
+    "rules",
+    [Rules(), Rules(lag_max=0, on_stale="wait"), recorded_rules({"mode": "sync", "lag_max": 0})],
+    ids=["off", "wait", "sync"],
 )
 def test_nothing_becomes_stale_unless_the_rules_drop(rules: Rules) -> None:
     story = play("submit g/1", "start g", "finish g acc=1", "publish 9")
@@ -593,7 +595,7 @@ ALL_REASONS = ("cancelled", "damaged", "empty", "failed", "stale", "too_few")
 @pytest.mark.parametrize("unmet", [True, False])
 @pytest.mark.parametrize("reasons", [*((reason,) for reason in ALL_REASONS), ("zero_variance",), ("stale", "too_few")])
 def test_in_async_mode_each_eviction_earns_one(reasons: Any, unmet: bool) -> None:
-    assert credit_of(reasons, Rules(empty="drop"), unmet=unmet) == 1
+    assert credit_of(reasons, recorded_rules({"empty": "drop"}), unmet=unmet) == 1
 
 
 @pytest.mark.parametrize("empty", ["refill", "drop"])

@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from groupstate.core import events as ev
-from groupstate.core.rules import Rules, rules_from_dict
+from groupstate.core.rules import Rules, recorded_rules
 from groupstate.runtime.ledger import DOOMED, SPARE
 from tests.core.plain_scenes import STEP_MAX, played
 from tests.core.plain_settings import SETTINGS
@@ -97,7 +97,7 @@ DECISIONS = {
 def decisions(records: list[ev.Record]) -> Iterator[str]:
     """What was decided in a run, in words."""
     assert isinstance(records[0].event, ev.RunStarted)
-    rules = rules_from_dict(records[0].event.rules)
+    rules = recorded_rules(records[0].event.rules)
     waiting: Counter[str] = Counter()
     for before, record in zip([None, *records], records, strict=False):
         event = record.event

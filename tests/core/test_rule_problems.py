@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots
+from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots, recorded_rules, rules_from_dict
 from groupstate.errors import BadSettings
 
 EXACT: dict[str, Any] = {
@@ -151,7 +151,38 @@ DATASETS: list[Row] = [
     (shares(0.7, 0.4), "the shares of the datasets add up to 1.1; it must be at most 1", shares(0.6, 0.4)),
 ]
 
-ALL = NUMBERS + ADMISSIONS + BATCHES + STALE + SELECTIONS + DATASETS
+NO_AGE = (
+    "bounds nothing in sync mode, where no group is evicted or awaited for its age: leave it out, or set mode 'async'"
+)
+ASYNC_EVICTS = (
+    "empty {!r} is for sync mode: async mode evicts every group without a trajectory, for one refill; leave it out"
+)
+
+CONTRADICTIONS: list[Row] = [
+    ({"mode": "sync", "lag_max": 1}, f"lag_max {NO_AGE}", {"mode": "sync"}),
+    ({"mode": "sync", "lag_max": 1, "on_stale": "wait"}, f"lag_max {NO_AGE}", {"lag_max": 1, "on_stale": "wait"}),
+    (
+        {"mode": "sync", "datasets": {"math": PerDataset(lag_max=1)}},
+        f"datasets['math'] has lag_max, which {NO_AGE}",
+        {"mode": "sync", "datasets": {"math": PerDataset(share=0.5)}},
+    ),
+    ({"empty": "drop"}, ASYNC_EVICTS.format("drop"), {"mode": "sync", "empty": "drop"}),
+    ({"empty": "keep"}, ASYNC_EVICTS.format("keep"), {"empty": "refill"}),
+    (
+        {"in_flight_batches_max": 2},
+        "in_flight_batches_max bounds the refills of sync mode; in async mode admission bounds what is in flight, such "
+        "as Slots(n=...)",
+        {"mode": "sync", "in_flight_batches_max": 2},
+    ),
+    (
+        {"session_deadline_s": 100.0, "group_deadline_s": 10.0},
+        "session_deadline_s 100 is above group_deadline_s 10, and a group's time begins first, so no session could "
+        "ever come to its own deadline",
+        {"session_deadline_s": 10.0, "group_deadline_s": 10.0},
+    ),
+]
+
+ALL = CONTRADICTIONS + NUMBERS + ADMISSIONS + BATCHES + STALE + SELECTIONS + DATASETS
 
 
 @pytest.mark.parametrize(("wrong", "why", "right"), ALL, ids=str)
@@ -165,6 +196,39 @@ def test_what_is_wrong_is_named_and_what_is_right_beside_it_is_taken(
 
     assert str(refused.value) == why
     assert {name: getattr(rules, name) for name in right} == right
+
+
+@pytest.mark.parametrize(("wrong", "why", "right"), CONTRADICTIONS, ids=str)
+def test_a_log_may_hold_what_nobody_may_write_any_more(wrong: dict[str, Any], why: str, right: dict[str, Any]) -> None:
+    recorded = recorded_rules(wrong)
+
+    assert {name: getattr(recorded, name) for name in wrong} == wrong
+    assert recorded_rules(recorded.to_dict()) == recorded
+    with pytest.raises(BadSettings) as refused:
+        rules_from_dict(wrong, "run.toml")
+    assert str(refused.value) == f"run.toml: {why}"
+
+
+@pytest.mark.parametrize("wrong", [{"lag_maxx": 1}, {"lag_max": "1"}, {"on_stale": "wait"}], ids=str)
+def test_what_nothing_could_run_under_is_refused_in_a_log_too(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadSettings):
+        recorded_rules(wrong)
+
+
+HARMLESS: list[dict[str, Any]] = [
+    {"wait_gates": "each"},
+    {"per": "trajectory", "spread": "std", "tolerance": 0.5, "on_singleton": "evict", "on_missing": "keep"},
+    {"datasets": {"math": PerDataset(tolerance=0.5)}},
+    {"failure": "refill"},
+    {"mode": "sync", "in_flight_batches_max": 3},
+    {"retry_delay_s": 5.0},
+    {"share_tolerance": 0.5},
+]
+
+
+@pytest.mark.parametrize("settings", HARMLESS, ids=str)
+def test_how_something_is_done_that_is_off_may_be_said(settings: dict[str, Any]) -> None:
+    assert {name: getattr(Rules(**settings), name) for name in settings} == settings
 
 
 PARTS: list[tuple[Callable[..., Any], dict[str, Any], str, dict[str, Any]]] = [
@@ -254,5 +318,5 @@ def test_a_bound_of_one_dataset_alone_drops_its_groups_in_async_mode() -> None:
     bounded = {"datasets": {"math": PerDataset(lag_max=0)}}
 
     assert Rules(**bounded).drops_stale
-    assert not Rules(mode="sync", **bounded).drops_stale
+    assert not recorded_rules({"mode": "sync", **bounded}).drops_stale
     assert Rules(on_stale="wait", **bounded).waits_for_stale

@@ -9,7 +9,17 @@ import pytest
 
 from groupstate.core import events as ev
 from groupstate.core.book import BASES, Book
-from groupstate.core.rules import Basis, Capacity, PerBatch, PerDataset, Rules, Slots, known_rules, rules_from_dict
+from groupstate.core.rules import (
+    Basis,
+    Capacity,
+    PerBatch,
+    PerDataset,
+    Rules,
+    Slots,
+    known_rules,
+    recorded_rules,
+    rules_from_dict,
+)
 from groupstate.errors import BadSettings, UnsupportedLog
 from groupstate.testing.notation import play
 
@@ -253,7 +263,7 @@ def test_refills_in_multiples_that_never_find_places_enough_are_refused(admissio
     ids=str,
 )
 def test_the_lag_bound_drops_or_waits_in_async_mode_alone(fields: dict[str, Any], drops: bool, waits: bool) -> None:
-    rules = Rules(**fields)
+    rules = recorded_rules(fields)
 
     assert (rules.drops_stale, rules.waits_for_stale) == (drops, waits)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from groupstate import CheckpointMark, Prompt, Rules, Trajectory, open_run
+from groupstate import CheckpointMark, Prompt, Rules, Select, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.core.book import replayed
+from groupstate.core.rules import recorded_rules
 from groupstate.errors import BadMark, BadSettings, DamagedPayload, DuplicateGroup, NotEnoughGroups
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
@@ -742,6 +743,26 @@ async def test_any_prefix_of_the_log_replays_to_the_book_the_run_had_there(loop,
     for seq, digest in digests.items():
         if seq + 1 in digests:
             assert replayed(records[:seq]).digest() == digest
+
+
+# Rules of another time -------------------------------------------------------------------------------
+
+
+def newest(book, rules, request):
+    """What became sampleable last."""
+    yield Select([group.group_id for group in book.ready()][-request.size :])
+
+
+@virtual
+async def test_a_run_whose_rules_nobody_may_write_any_more_is_opened_and_goes_on(loop, tmp_path):
+    taken_then = recorded_rules({"mode": "sync", "lag_max": 0, "on_stale": "wait"})
+    async with opened(loop, tmp_path / "run", rules=taken_then) as run:
+        ready(run, "a", "b", "c")
+    async with opened(loop, tmp_path / "run", weight_version=5) as run:
+        assert run.rules == taken_then
+        assert (await run.sample(1)).group_ids == ["a"]
+    async with opened(loop, tmp_path / "run", selection=newest) as run:
+        assert (await run.sample(1)).group_ids == ["c"]
 
 
 # Where a run is kept ---------------------------------------------------------------------------------
