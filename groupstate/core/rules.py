@@ -4,13 +4,13 @@ Rule 1: rules are data; they are written into the log, so that a replay never ne
 Rule 2: what contradicts itself is refused (`rule_problems`) once, before a run begins. What a log holds was taken then.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from groupstate.core.presets import preset
 from groupstate.core.rule_problems import contradictions, problems
 from groupstate.core.typed_settings import Settings, unknown_key
 from groupstate.errors import BadSettings
@@ -237,8 +237,23 @@ class Rules(Settings, frozen=True):
     # Presets -----------------------------------------------------------------------------------------
 
     @classmethod
+    @preset(
+        becomes={
+            "train_batch_size": "batch_size",
+            "filter_groups_metric": "filter_metric",
+            "max_inflight_gen_batches": "in_flight_batches_max",
+            "gen_batch_size": "refill_multiple",
+            "sync_refill_failed_groups": "empty",
+        },
+        least={"train_batch_size": 1, "max_inflight_gen_batches": 1, "gen_batch_size": 1},
+        fixed={
+            "mode": ("sync", "for async mode there is Rules.verl_async"),
+            "lag_max": (None, "sync mode evicts and awaits no group for its age; Rules.verl_async does"),
+        },
+    )
     def verl_sync(
         cls,
+        /,
         train_batch_size: int,
         *,
         filter_groups_metric: str | None = None,
@@ -259,15 +274,20 @@ class Rules(Settings, frozen=True):
                 is done in any case.
             strict: undo what groupstate does otherwise on purpose: numpy's standard deviation for the range,
                 and failed groups without a trajectory stay sampleable unless `sync_refill_failed_groups`.
-            changes: further settings of `Rules`.
+            changes: further settings of `Rules`; one that a parameter becomes, in its place and not beside it.
 
         Raises:
-            BadSettings: the settings contradict each other.
+            BadSettings: a parameter or setting that can't be, or settings that contradict each other.
 
         Source: verl 0.9.1, trainer/ppo/v1/replay_buffer.py, class ReplayBuffer.
         """
-        return cls._made(
-            "verl_sync",
+        most = max_inflight_gen_batches * train_batch_size
+        if filter_groups_metric is not None and gen_batch_size > most:
+            raise BadSettings(
+                f"gen_batch_size {gen_batch_size} is above max_inflight_gen_batches * train_batch_size = {most}, so no "
+                "refill would ever find its places"
+            )
+        return cls._changed(
             changes,
             mode="sync",
             batch_size=train_batch_size,
@@ -281,8 +301,20 @@ class Rules(Settings, frozen=True):
         )
 
     @classmethod
+    @preset(
+        becomes={
+            "train_batch_size": "batch_size",
+            "max_off_policy_threshold": "lag_max",
+            "max_off_policy_strategy": "on_stale",
+            "filter_groups_metric": "filter_metric",
+            "num_warmup_batches": "admission.warmup",
+        },
+        least={"train_batch_size": 1, "max_off_policy_threshold": 1, "num_warmup_batches": 0},
+        fixed={"mode": ("async", "for sync mode there is Rules.verl_sync")},
+    )
     def verl_async(
         cls,
+        /,
         train_batch_size: int,
         *,
         max_off_policy_threshold: int | None = 8,
@@ -303,25 +335,19 @@ class Rules(Settings, frozen=True):
             num_warmup_batches: batches that generation keeps ahead.
             strict: undo what groupstate does otherwise on purpose: numpy's standard deviation for the range,
                 and `wait` holds each partition by its own groups.
-            changes: further settings of `Rules`.
+            changes: further settings of `Rules`; one that a parameter becomes, in its place and not beside it.
 
         Raises:
-            BadSettings: the settings contradict each other.
+            BadSettings: a parameter or setting that can't be, or settings that contradict each other.
 
         Source: verl 0.9.1, trainer/ppo/v1/replay_buffer.py, class ReplayBufferAsync.
         """
-        if max_off_policy_threshold is not None and max_off_policy_threshold < 1:
-            raise BadSettings(
-                f"max_off_policy_threshold is {max_off_policy_threshold!r}; it must be at least 1: a group of the "
-                "current version has span 1"
-            )
-        return cls._made(
-            "verl_async",
+        return cls._changed(
             changes,
             mode="async",
             batch_size=train_batch_size,
             lag_max=None if max_off_policy_threshold is None else max_off_policy_threshold - 1,
-            on_stale="drop" if max_off_policy_threshold is None else max_off_policy_strategy,
+            on_stale=max_off_policy_strategy,
             wait_gates="each" if strict else "training",
             filter_metric=filter_groups_metric,
             per="trajectory",
@@ -330,8 +356,25 @@ class Rules(Settings, frozen=True):
         )
 
     @classmethod
+    @preset(
+        becomes={
+            "batch_size": "batch_size",
+            "max_staleness_versions": "lag_max",
+            "sample_freshest_first": "selection",
+            "max_inflight_prompts": "admission.n",
+            "max_buffered_rollouts": "admission.ready_max",
+        },
+        least={
+            "batch_size": 1,
+            "max_staleness_versions": 0,
+            "max_inflight_prompts": 1,
+            "max_buffered_rollouts": 1,
+        },
+        fixed={"mode": ("async", "its sampler is NeMo-RL's for asynchronous training")},
+    )
     def windowed(
         cls,
+        /,
         batch_size: int,
         *,
         max_staleness_versions: int = 1,
@@ -348,15 +391,19 @@ class Rules(Settings, frozen=True):
             sample_freshest_first: newest version first instead of oldest.
             max_inflight_prompts: most groups in flight.
             max_buffered_rollouts: most groups in flight and sampleable together.
-            changes: further settings of `Rules`.
+            changes: further settings of `Rules`; one that a parameter becomes, in its place and not beside it.
 
         Raises:
-            BadSettings: the settings contradict each other.
+            BadSettings: a parameter or setting that can't be, or settings that contradict each other.
 
         Source: NVIDIA-NeMo/RL, nemo_rl/algorithms/async_utils/staleness_sampler.py, class WindowedSampler.
         """
-        return cls._made(
-            "windowed",
+        if max_buffered_rollouts < max_inflight_prompts:
+            raise BadSettings(
+                f"max_buffered_rollouts is {max_buffered_rollouts}; it must be at least max_inflight_prompts, which is "
+                f"{max_inflight_prompts}: it counts groups in flight too"
+            )
+        return cls._changed(
             changes,
             mode="async",
             batch_size=batch_size,
@@ -367,21 +414,28 @@ class Rules(Settings, frozen=True):
         )
 
     @classmethod
-    def in_order(cls, batch_size: int, *, max_lookahead_versions: int = 1, **changes: Any) -> "Rules":
+    @preset(
+        becomes={"batch_size": "batch_size", "max_lookahead_versions": "admission.warmup"},
+        least={"batch_size": 1, "max_lookahead_versions": 0},
+        fixed={
+            "mode": ("async", "its sampler is NeMo-RL's for asynchronous training"),
+            "lag_max": (0, "a group is sampled at the version that it is made for, or never"),
+        },
+    )
+    def in_order(cls, /, batch_size: int, *, max_lookahead_versions: int = 1, **changes: Any) -> "Rules":
         """NeMo-RL's `in_order` sampler: each group is made for one weight version, and sampled at that or never.
 
         Args:
             batch_size: groups per batch, and per weight version.
             max_lookahead_versions: versions beyond the current one for which groups are started.
-            changes: further settings of `Rules`.
+            changes: further settings of `Rules`; one that a parameter becomes, in its place and not beside it.
 
         Raises:
-            BadSettings: the settings contradict each other.
+            BadSettings: a parameter or setting that can't be, or settings that contradict each other.
 
         Source: NVIDIA-NeMo/RL, nemo_rl/algorithms/async_utils/staleness_sampler.py, class InOrderSampler.
         """
-        return cls._made(
-            "in_order",
+        return cls._changed(
             changes,
             mode="async",
             batch_size=batch_size,
@@ -392,8 +446,21 @@ class Rules(Settings, frozen=True):
         )
 
     @classmethod
+    @preset(
+        becomes={
+            "batch_size": "batch_size",
+            "max_head_offpolicyness": "admission.lag_max",
+            "max_concurrent_rollouts": "admission.in_flight_max",
+        },
+        least={"batch_size": 1, "max_head_offpolicyness": 0, "max_concurrent_rollouts": 1},
+        fixed={
+            "mode": ("async", "it bounds how far generation runs ahead of an asynchronous trainer"),
+            "lag_max": (None, "it drops nothing for its age; max_head_offpolicyness bounds how old a group gets"),
+        },
+    )
     def capacity(
         cls,
+        /,
         batch_size: int,
         *,
         max_head_offpolicyness: int = 0,
@@ -406,15 +473,14 @@ class Rules(Settings, frozen=True):
             batch_size: groups per batch (AReaL's consumer_batch_size).
             max_head_offpolicyness: highest lag of a group when it is sampled.
             max_concurrent_rollouts: most groups in flight; None for no bound.
-            changes: further settings of `Rules`.
+            changes: further settings of `Rules`; one that a parameter becomes, in its place and not beside it.
 
         Raises:
-            BadSettings: the settings contradict each other.
+            BadSettings: a parameter or setting that can't be, or settings that contradict each other.
 
         Source: AReaL, areal/infra/staleness_manager.py, StalenessManager.get_capacity.
         """
-        return cls._made(
-            "capacity",
+        return cls._changed(
             changes,
             mode="async",
             batch_size=batch_size,
@@ -422,13 +488,9 @@ class Rules(Settings, frozen=True):
         )
 
     @classmethod
-    def _made(cls, name: str, changes: dict[str, Any], **preset: Any) -> "Rules":
-        """A preset with the user's changes, which go before what the preset says."""
-        own = [key for key in inspect.signature(getattr(cls, name)).parameters if key != "changes"]
-        for key in changes:
-            if key not in cls.__struct_fields__:
-                raise BadSettings(unknown_key(key, (*own, *cls.__struct_fields__), f"Rules.{name}"))
-        return cls(**{**preset, **changes})
+    def _changed(cls, changes: dict[str, Any], **made: Any) -> "Rules":
+        """What a preset made, with the user's changes, which go before."""
+        return cls(**{**made, **changes})
 
 
 def known_rules(data: Mapping[str, Any]) -> Rules:

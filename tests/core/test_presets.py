@@ -1,5 +1,6 @@
 """The presets do what the systems do that they are named after, cell by cell."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,191 @@ def test_a_parameter_that_is_misspelt_is_told_by_its_name() -> None:
         BadSettings, match=r"Rules.verl_async has no setting 'filter_group_metric'; did you mean 'filter_groups"
     ):
         Rules.verl_async(train_batch_size=4, filter_group_metric="acc")
-    with pytest.raises(BadSettings, match=r"on_stale is 'wiat'; it must be 'drop' or 'wait' \(did you mean 'wait'"):
-        Rules.verl_async(4, max_off_policy_strategy="wiat")  # type: ignore[arg-type]
+
+
+WRONG = [
+    # each is told by the names that were written
+    (
+        Rules.verl_async,
+        {"max_off_policy_threshold": "2"},
+        "max_off_policy_threshold is '2'; it must be an integer or None",
+    ),
+    (
+        Rules.verl_async,
+        {"max_off_policy_threshold": 1.5},
+        "max_off_policy_threshold is 1.5; it must be an integer or None",
+    ),
+    (Rules.verl_async, {"max_off_policy_threshold": 0}, "max_off_policy_threshold is 0; it must be at least 1"),
+    (Rules.verl_async, {"num_warmup_batches": -1}, "num_warmup_batches is -1; it must be at least 0"),
+    (
+        Rules.verl_async,
+        {"max_off_policy_strategy": "wiat"},
+        "max_off_policy_strategy is 'wiat'; it must be 'drop' or 'wait' (did you mean 'wait'?)",
+    ),
+    (Rules.verl_async, {"strict": "yes"}, "strict is 'yes'; it must be true or false"),
+    (Rules.verl_sync, {"sync_refill_failed_groups": 1}, "sync_refill_failed_groups is 1; it must be true or false"),
+    (Rules.verl_sync, {"filter_groups_metric": 1}, "filter_groups_metric is 1; it must be a string or None"),
+    (Rules.verl_sync, {"max_inflight_gen_batches": 0}, "max_inflight_gen_batches is 0; it must be at least 1"),
+    (
+        Rules.verl_sync,
+        {"filter_groups_metric": "acc", "gen_batch_size": 9, "max_inflight_gen_batches": 2},
+        "gen_batch_size 9 is above max_inflight_gen_batches * train_batch_size = 8, so no refill would ever find its "
+        "places",
+    ),
+    (Rules.windowed, {"sample_freshest_first": "yes"}, "sample_freshest_first is 'yes'; it must be true or false"),
+    (Rules.windowed, {"max_staleness_versions": -1}, "max_staleness_versions is -1; it must be at least 0"),
+    (Rules.windowed, {"max_inflight_prompts": 0}, "max_inflight_prompts is 0; it must be at least 1"),
+    (
+        Rules.windowed,
+        {"max_inflight_prompts": 64, "max_buffered_rollouts": 32},
+        "max_buffered_rollouts is 32; it must be at least max_inflight_prompts, which is 64: it counts groups in "
+        "flight too",
+    ),
+    (
+        Rules.windowed,
+        {"max_inflight_prompts": 100},
+        "max_buffered_rollouts is 64; it must be at least max_inflight_prompts, which is 100: it counts groups in "
+        "flight too",
+    ),
+    (Rules.in_order, {"max_lookahead_versions": -1}, "max_lookahead_versions is -1; it must be at least 0"),
+    (Rules.capacity, {"max_head_offpolicyness": -1}, "max_head_offpolicyness is -1; it must be at least 0"),
+    (Rules.capacity, {"max_concurrent_rollouts": 0}, "max_concurrent_rollouts is 0; it must be at least 1"),
+    # what a parameter becomes is told with the parameter
+    (
+        Rules.verl_async,
+        {"generated_groups_max": 3},
+        "generated_groups_max 3 is below batch_size 4, so no batch could ever be filled (train_batch_size becomes "
+        "batch_size)",
+    ),
+    (
+        Rules.verl_async,
+        {"max_off_policy_threshold": None, "max_off_policy_strategy": "wait"},
+        "on_stale 'wait' waits for groups at the lag bound, and lag_max is not set (max_off_policy_threshold becomes "
+        "lag_max, max_off_policy_strategy becomes on_stale)",
+    ),
+    (Rules.windowed, {"stall_s": "x"}, "stall_s is 'x'; it must be a number"),
+]
+
+
+@pytest.mark.parametrize(("make", "settings", "text"), WRONG, ids=str)
+def test_what_is_wrong_is_told_by_the_names_that_were_written(make: Any, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadSettings) as refused:
+        make(4, **settings)
+
+    assert str(refused.value) == f"Rules.{make.__name__}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "hint"),
+    [
+        (Rules.capacity, "in_flight_max", "did you mean 'max_concurrent_rollouts'?"),
+        (Rules.capacity, "consumer_batch_size", "did you mean 'batch_size'?"),
+        (Rules.windowed, "n", "did you mean 'max_inflight_prompts'?"),
+        (Rules.windowed, "ready_max", "did you mean 'max_buffered_rollouts'?"),
+        (Rules.in_order, "warmup", "did you mean 'max_lookahead_versions'?"),
+        (
+            Rules.in_order,
+            "max_staleness_versions",
+            "which is for Rules.windowed; its parameters are batch_size, max_lookahead_versions",
+        ),
+        (
+            Rules.verl_async,
+            "gen_batch_size",
+            "which is for Rules.verl_sync; its parameters are train_batch_size, max_off_policy_threshold, "
+            "max_off_policy_strategy, filter_groups_metric, num_warmup_batches, strict",
+        ),
+    ],
+)
+def test_an_unknown_name_is_answered_with_what_it_may_mean_here(make: Any, name: str, hint: str) -> None:
+    with pytest.raises(BadSettings) as refused:
+        make(4, **{name: 2})
+
+    assert re.fullmatch(rf"Rules.{make.__name__} has no setting '{name}'[,;] {re.escape(hint)}", str(refused.value))
+
+
+def test_each_name_that_is_known_is_told_once() -> None:
+    with pytest.raises(BadSettings, match="known are") as refused:
+        Rules.windowed(4, qqqq=1)
+
+    known = str(refused.value).partition("known are ")[2].split(", ")
+    assert len(known) == len(set(known))
+
+
+def test_without_its_first_parameter_a_preset_says_which_that_is() -> None:
+    with pytest.raises(BadSettings, match=r"Rules\.verl_async: missing a required argument: 'train_batch_size'"):
+        Rules.verl_async()  # type: ignore[call-arg]
+    with pytest.raises(BadSettings, match=r"Rules\.verl_async: too many positional arguments"):
+        Rules.verl_async(4, 2)  # type: ignore[misc]
+
+
+def both(preset: str, parameter: str, setting: str, becomes: str) -> str:
+    return f"Rules.{preset} has {parameter} and {setting}, and {parameter} becomes {becomes}: give one of the two"
+
+
+TWICE = [
+    (
+        Rules.verl_async,
+        {"max_off_policy_threshold": 4, "lag_max": 7},
+        both("verl_async", "max_off_policy_threshold", "lag_max", "lag_max"),
+    ),
+    (
+        Rules.verl_async,
+        {"max_off_policy_threshold": 8, "lag_max": 7},  # the default, but somebody wrote it
+        both("verl_async", "max_off_policy_threshold", "lag_max", "lag_max"),
+    ),
+    (
+        Rules.verl_async,
+        {"num_warmup_batches": 2, "admission": Slots(n=4)},
+        both("verl_async", "num_warmup_batches", "admission", "admission.warmup"),
+    ),
+    (
+        Rules.verl_sync,
+        {"sync_refill_failed_groups": True, "empty": "drop"},
+        both("verl_sync", "sync_refill_failed_groups", "empty", "empty"),
+    ),
+    (Rules.verl_sync, {"batch_size": 32}, both("verl_sync", "train_batch_size", "batch_size", "batch_size")),
+    (
+        Rules.windowed,
+        {"max_buffered_rollouts": 99, "admission": Slots(n=4)},
+        both("windowed", "max_buffered_rollouts", "admission", "admission.ready_max"),
+    ),
+    (Rules.verl_async, {"mode": "sync"}, "can't have mode 'sync': for sync mode there is Rules.verl_sync"),
+    (Rules.verl_sync, {"mode": "async"}, "can't have mode 'async': for async mode there is Rules.verl_async"),
+    (
+        Rules.verl_sync,
+        {"lag_max": 2},
+        "can't have lag_max 2: sync mode evicts and awaits no group for its age; Rules.verl_async does",
+    ),
+    (
+        Rules.in_order,
+        {"lag_max": 2},
+        "can't have lag_max 2: a group is sampled at the version that it is made for, or never",
+    ),
+    (
+        Rules.capacity,
+        {"lag_max": 4},
+        "can't have lag_max 4: it drops nothing for its age; max_head_offpolicyness bounds how old a group gets",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "settings", "text"), TWICE, ids=str)
+def test_what_a_preset_is_made_of_is_not_contradicted(make: Any, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadSettings) as refused:
+        make(4, **settings)
+
+    assert str(refused.value) == (text if text.startswith("Rules") else f"Rules.{make.__name__} {text}")
+
+
+def test_what_a_parameter_becomes_may_be_given_in_its_place() -> None:
+    assert Rules.verl_async(4, lag_max=2) == Rules.verl_async(4, max_off_policy_threshold=3)
+    assert Rules.verl_async(4, admission=Slots(n=4), mode="async").admission == Slots(n=4)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert Rules.verl_async(np.int64(4), max_off_policy_threshold=np.int64(3)) == Rules.verl_async(  # type: ignore[arg-type]
+        4, max_off_policy_threshold=3
+    )
 
 
 # verl, sync ------------------------------------------------------------------------------------------
