@@ -254,6 +254,11 @@ def _ledger(
         ledger.rules = recovery.stored_rules(ledger.book)
     if selection is not None:
         path = f"{selection.__module__}:{getattr(selection, '__qualname__', type(selection).__qualname__)}"
+        if rules is not None and rules.selection not in {path, Rules().selection}:
+            raise BadSettings(
+                f"the rules have selection {rules.selection!r}, and open_run(selection=...) has {path!r}: give one of "
+                "the two"
+            )
         ledger.rules = msgspec.structs.replace(ledger.rules, selection=path)
     _check_size(ledger.rules, group_size)
     return ledger, selection or own_selection(ledger.rules)

@@ -110,12 +110,35 @@ def test_a_class_by_its_path_is_not_a_rule():
         own_selection(Rules(selection=f"{HERE}:Callable_"))
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [Rules(selection="freshest_first"), Rules(selection="pkg.mod:fn"), Rules.in_order(1)],
+    ids=["freshest", "other", "version"],
+)
 @virtual
-async def test_it_does_not_go_with_rules_that_select_by_version(loop):
-    rules = Rules(selection="exact_version", basis="target_version", lag_max=0, batch_size=1)
-    with pytest.raises(BadSettings, match="go together"):
+async def test_it_does_not_go_with_rules_that_name_another(loop, rules):
+    with pytest.raises(
+        BadSettings, match=rf"have selection '{rules.selection}', and .* has '{HERE}:youngest': give one"
+    ):
         async with opened(loop, selection=youngest, rules=rules):
             pass
+
+
+@virtual
+async def test_it_goes_with_rules_that_name_it_too(loop):
+    async with opened(loop, selection=youngest, rules=Rules(selection=f"{HERE}:youngest")) as run:
+        ready(run, "a", "b")
+
+        assert picks(await run.sample(1)) == ["b"]
+
+
+@virtual
+async def test_a_run_that_is_opened_again_may_be_given_another(loop, tmp_path):
+    async with opened(loop, tmp_path / "run", rules=Rules(selection="freshest_first")) as run:
+        ready(run, "a", "b")
+    async with opened(loop, tmp_path / "run", selection=youngest) as run:
+        assert picks(await run.sample(1)) == ["b"]
+        assert run.rules.selection == f"{HERE}:youngest"
 
 
 @virtual
