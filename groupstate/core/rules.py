@@ -96,9 +96,10 @@ class Rules(Settings, frozen=True):
     """Groups per batch, where it is the same for every `sample()`; bounds that count batches need it."""
 
     lag_max: int | None = None
-    """Highest lag, in weight versions, that may be trained on; None: no bound."""
+    """Bound on the lag, in weight versions, that `on_stale` sees to in async mode; None: no bound."""
     on_stale: Literal["drop", "wait"] = "drop"
-    """What the bound does: `drop` evicts a group above it, `wait` holds sampling while one could go above."""
+    """What the bound does: `drop` evicts a group above it, so that none is trained on; `wait` holds sampling while
+    one in flight could go above. What has ended has no bound with `wait`."""
     basis: Basis = "dispatch"
     """What lag is counted from."""
     wait_gates: Literal["training", "each"] = "training"
@@ -197,7 +198,7 @@ class Rules(Settings, frozen=True):
         return frozenset(name for name, own in self.datasets.items() if own.lag_max is not None)
 
     def lag_bound(self, dataset: str) -> int | None:
-        """Highest lag that a group of this dataset may be trained on; None: no bound."""
+        """The bound on the lag of this dataset's groups; None: no bound."""
         own = self.datasets.get(dataset)
         return self.lag_max if own is None or own.lag_max is None else own.lag_max
 
@@ -328,9 +329,10 @@ class Rules(Settings, frozen=True):
 
         Args:
             train_batch_size: groups per batch.
-            max_off_policy_threshold: highest span = lag + 1 that is trained on, at least 1; None for no bound.
-            max_off_policy_strategy: `drop` evicts what is above it, `wait` holds sampling while a group in flight
-                has a span of at least the threshold.
+            max_off_policy_threshold: bound on span = lag + 1, at least 1; None for no bound.
+            max_off_policy_strategy: `drop` evicts what is above it, so that nothing above it is trained on; `wait`
+                holds sampling while a group in flight has a span of at least the threshold, and what has ended has no
+                bound.
             filter_groups_metric: metric of DAPO's filter; None for no filter.
             num_warmup_batches: batches that generation keeps ahead.
             strict: undo what groupstate does otherwise on purpose: numpy's standard deviation for the range,
