@@ -31,8 +31,9 @@ from groupstate.runtime.opening import open_run
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.run import Run
 from groupstate.runtime.sources import IteratorSource, MixedSource, Source
+from groupstate.simulate.kinds import MISSING, MalformedScenario
 from groupstate.simulate.loop import VirtualLoop, run_virtual
-from groupstate.simulate.scenario_file import MalformedScenario, Scenario, Step, load
+from groupstate.simulate.scenario_file import UNKNOWN, Scenario, Step, load
 
 LOOP_TURNS = 60
 """Turns of the event loop after each step. A claim takes under ten, whoever waits."""
@@ -317,7 +318,7 @@ class Runner:
     def _phase(self, group_id: str) -> str:
         book = self.run.book
         group = book.groups.get(group_id)
-        return str(group.phase if group is not None else book.departed.get(group_id, "unknown"))
+        return str(group.phase if group is not None else book.departed.get(group_id, UNKNOWN))
 
     def _count(self, phase: str) -> int:
         book = self.run.book
@@ -359,10 +360,6 @@ def _ended(group: BatchGroup) -> str:
 
 def _key(row: Row) -> str:
     return f"{row.group_id}/{row.session}/{row.index}"
-
-
-MISSING = "missing"
-"""Stands for a number that isn't there, which TOML has no word for."""
 
 
 def _picked(there: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:

@@ -1,70 +1,116 @@
 """Reading scenario files, strictly: what isn't understood is refused with its place and the nearest right word."""
 
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
+from groupstate import errors
+from groupstate.core import events as ev
 from groupstate.core.near import nearest
+from groupstate.core.phases import Phase
+from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.core.rules import Rules, rules_from_dict
 from groupstate.errors import BadSettings, GroupstateError
+from groupstate.simulate.kinds import (
+    Flag,
+    Form,
+    Kind,
+    ListOf,
+    MalformedScenario,
+    Number,
+    OneOf,
+    OrMissing,
+    RulesTable,
+    Seconds,
+    TableOf,
+    Text,
+    Whole,
+    Yes,
+    known,
+    refused,
+)
 
+ID = Text()
+SESSION = Text(r"[\s\S]+/[0-9]+", "'id/session', such as 'a/0'")
+ROW = Text(r"[\s\S]+/[0-9]+/[0-9]+", "'id/session/index', such as 'a/0/0'")
+ENDED = Text(r"(finished|failure|partial) [0-9]+/[0-9]+", "how a group ended, such as 'partial 3/4'")
+METRICS = TableOf(Number())
+VERSION = Whole(0)
+ATTEMPT = Whole(1)
+ERROR = OneOf(
+    tuple(
+        sorted(
+            name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, GroupstateError)
+        )
+    )
+)
+"""Every error of the library by the name of its class."""
 
-class MalformedScenario(GroupstateError):
-    """A scenario file that can't be run."""
+UNKNOWN = "unknown"
+"""The phase of a group that was never submitted."""
+PHASE = OneOf((*map(str, Phase), UNKNOWN))
+COUNTED = OneOf((*map(str, Phase), "submitted", "owed"))
+FAILURE_KINDS = tuple(kind for kind in get_args(ev.FailureKind) if kind != "spare")
 
+TRAJECTORY = Form({"metrics": METRICS, "versions": ListOf(VERSION)})
 
-ID: tuple[type, ...] = (str,)
-COUNT: tuple[type, ...] = (int,)
-FLAG: tuple[type, ...] = (bool,)
-
-VERBS: dict[str, tuple[tuple[type, ...], dict[str, tuple[type, ...]]]] = {
-    "submit": (ID, {"n": COUNT, "weight_version": COUNT, "target_version": COUNT, "partition": ID, "dataset": ID}),
-    "start": (ID, {"attempt": COUNT}),
-    "finish": (ID, {"metrics": (dict,), "trajectories": (list,), "attempt": COUNT}),
-    "fail": (ID, {"kind": ID, "retryable": FLAG, "attempt": COUNT}),
+VERBS: dict[str, tuple[Kind, dict[str, Kind]]] = {
+    "submit": (
+        ID,
+        {
+            "n": Whole(1, GROUP_SIZE_MAX),
+            "weight_version": VERSION,
+            "target_version": VERSION,
+            "partition": OneOf((ev.TRAIN, ev.VALIDATION)),
+            "dataset": ID,
+        },
+    ),
+    "start": (ID, {"attempt": ATTEMPT}),
+    "finish": (SESSION, {"metrics": METRICS, "trajectories": ListOf(TRAJECTORY), "attempt": ATTEMPT}),
+    "fail": (SESSION, {"kind": OneOf(FAILURE_KINDS), "retryable": Flag(), "attempt": ATTEMPT}),
     "cancel": (ID, {}),
     "requeue": (ID, {}),
-    "publish": (COUNT, {}),
-    "sample": (COUNT, {"weight_version": COUNT, "partition": ID}),
-    "waiting": (FLAG, {"groups": (list,), "error": ID, "waiter": COUNT}),
-    "cancel_sample": (FLAG, {"waiter": COUNT}),
-    "commit": (COUNT, {}),
-    "release": (COUNT, {}),
-    "advance_s": ((int, float), {}),
+    "publish": (VERSION, {}),
+    "sample": (Whole(), {"weight_version": VERSION, "partition": OneOf((ev.TRAIN, ev.VALIDATION))}),
+    "waiting": (Flag(), {"groups": ListOf(ID), "error": ERROR, "waiter": Whole(1)}),
+    "cancel_sample": (Yes(), {"waiter": Whole(1)}),
+    "commit": (Whole(), {}),
+    "release": (Whole(), {}),
+    "advance_s": (Seconds(), {}),
     "checkpoint": (ID, {}),
-    "close": (FLAG, {}),
-    "crash": (FLAG, {"keep_bytes": COUNT, "lose_bytes": COUNT}),
-    "recover": (FLAG, {"at": ID, "rules": (dict,), "n": COUNT}),
-    "check": (FLAG, {}),
+    "close": (Yes(), {}),
+    "crash": (Yes(), {"keep_bytes": Whole(0), "lose_bytes": Whole(0)}),
+    "recover": (Yes(), {"at": ID, "rules": RulesTable(), "n": Whole(1, GROUP_SIZE_MAX)}),
+    "check": (Yes(), {}),
 }
-"""Each step's verb with the type of its value and its options."""
+"""Each step's verb with the kind of its value and its options."""
 
-EXPECTATIONS: dict[str, tuple[type, ...]] = {
-    "groups": (list,),
-    "blocked": FLAG,
-    "evicted": (dict,),
-    "submitted": (list,),
-    "forfeited": COUNT,
-    "requeued": (list,),
-    "starved": (list,),
-    "phase": (dict,),
-    "counts": (dict,),
-    "metrics": (dict,),
-    "histograms": (dict,),
-    "fenced": ID,
-    "error": ID,
-    "batch": (list,),
-    "rows": (dict,),
-    "ended": (dict,),
+EXPECTATIONS: dict[str, Kind] = {
+    "groups": ListOf(ID),
+    "blocked": Flag(),
+    "evicted": TableOf(ListOf(OneOf(get_args(ev.EvictReason)))),
+    "submitted": ListOf(ID),
+    "forfeited": Whole(0),
+    "requeued": ListOf(ID),
+    "starved": ListOf(ID),
+    "phase": TableOf(PHASE),
+    "counts": TableOf(Whole(0), COUNTED),
+    "metrics": TableOf(OrMissing(Number())),
+    "histograms": TableOf(OrMissing(TableOf(Whole(0)))),
+    "fenced": OneOf(get_args(ev.FenceReason)),
+    "error": ERROR,
+    "batch": ListOf(ROW),
+    "rows": TableOf(OrMissing(TableOf(OrMissing(Number()))), ROW),
+    "ended": TableOf(OrMissing(ENDED)),
 }
-"""Each expectation with the type of its value."""
+"""Each expectation with the kind of its value."""
 
-SOURCE: dict[str, tuple[type, ...]] = {"groups": (list,), "datasets": (dict,), "admits": FLAG}
-TRAJECTORY: dict[str, tuple[type, ...]] = {"metrics": (dict,), "versions": (list,)}
-FAILURE_KINDS = ("error", "timeout", "cancelled", "lost", "empty", "refused")
+SOURCE = Form(
+    {"groups": ListOf(ID), "datasets": TableOf(ListOf(ID)), "admits": Flag()}, excludes=("groups", "datasets")
+)
+FILE = ("title", "rules", "source", "steps")
 
 
 @attrs.frozen
@@ -75,7 +121,8 @@ class Step:
     expect: dict[str, Any]
 
     def __str__(self) -> str:
-        return f"{{ {self.verb} = {self.subject!r} }}"
+        subject = repr(self.subject)
+        return f"{{ {self.verb} = {subject.lower() if isinstance(self.subject, bool) else subject} }}"
 
     @property
     def address(self) -> tuple[str, int]:
@@ -133,19 +180,24 @@ def load(path: Path) -> Scenario:
 
 
 def parse(data: dict[str, Any], path: str = "scenario") -> Scenario:
-    _known(data, ("title", "rules", "source", "steps"), path)
+    """
+    Raises:
+        MalformedScenario: an unknown key or step, a value of the wrong kind, rules that can't be.
+    """
+    known(data, FILE, path)
     if not isinstance(data.get("steps"), list) or not data["steps"]:
         raise MalformedScenario(f"{path}: it needs steps = [ ... ] with at least one step")
-    title = _typed(data.get("title", ""), ID, f"{path}: title")
+    ID.check(data.get("title", ""), f"{path}: title")
     rules = _rules(data.get("rules", {}), f"{path}: rules")
     steps = tuple(_step(step, f"{path}: step {number}") for number, step in enumerate(data["steps"], 1))
     source, admits = _source(data.get("source"), f"{path}: source")
-    return Scenario(path, title, rules, source, steps, admits)
+    return Scenario(path, data.get("title", ""), rules, source, steps, admits)
 
 
 def _rules(data: Any, where: str) -> Rules:
+    RulesTable().check(data, where)
     try:
-        return rules_from_dict(_typed(data, (dict,), where), where)
+        return rules_from_dict(data, where)
     except BadSettings as error:
         raise MalformedScenario(str(error)) from error
 
@@ -153,75 +205,35 @@ def _rules(data: Any, where: str) -> Rules:
 def _source(data: Any, where: str) -> tuple[tuple[str, ...] | dict[str, tuple[str, ...]] | None, bool]:
     if data is None:
         return None, False
-    _known(_typed(data, (dict,), where), SOURCE, where)
-    for key, value in data.items():
-        _typed(value, SOURCE[key], f"{where}.{key}")
-    if "groups" in data and "datasets" in data:
-        raise MalformedScenario(f"{where} has groups and datasets; it must be one or the other")
+    SOURCE.check(data, where)
     admits = data.get("admits", False)
     if "datasets" in data:
-        return {name: _ids(ids, f"{where}.datasets.{name}") for name, ids in data["datasets"].items()}, admits
-    return _ids(data.get("groups", []), f"{where}.groups"), admits
-
-
-def _ids(data: Any, where: str) -> tuple[str, ...]:
-    return tuple(_typed(group_id, ID, where) for group_id in _typed(data, (list,), where))
+        return {name: tuple(ids) for name, ids in data["datasets"].items()}, admits
+    return tuple(data.get("groups", [])), admits
 
 
 def _step(data: Any, where: str) -> Step:
-    _typed(data, (dict,), where)
+    if not isinstance(data, dict):
+        raise refused(where, data, "a table")
     verbs = [key for key in data if key in VERBS]
     if len(verbs) != 1:
         named = ", ".join(data) or "nothing"
         near = [match for key in data for match in nearest(key, VERBS)]
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(VERBS)}"
         raise MalformedScenario(f"{where} holds {named}; a step has exactly one verb: {hint}")
-    verb = verbs[0]
+    (verb,) = verbs
     kind, options = VERBS[verb]
-    _known(data, (verb, "expect", *options), where)
-    subject = _typed(data[verb], kind, f"{where}: {verb}")
-    given = {key: _typed(data[key], options[key], f"{where}: {key}") for key in data if key in options}
-    expect = _typed(data.get("expect", {}), (dict,), f"{where}: expect")
-    _known(expect, tuple(EXPECTATIONS), f"{where}: expect")
-    for key, value in expect.items():
-        _typed(value, EXPECTATIONS[key], f"{where}: expect.{key}")
-    _check_step(verb, subject, given, where)
-    if verb == "recover" and "rules" in given:
+    known(data, (verb, *options, "expect"), where)
+    kind.check(data[verb], f"{where}: {verb}")
+    given = {key: data[key] for key in data if key in options}
+    for key, value in given.items():
+        options[key].check(value, f"{where}: {key}")
+    expect = data.get("expect", {})
+    Form(EXPECTATIONS).check(expect, f"{where}: expect")
+    if "rules" in given:
         given["rules"] = _rules(given["rules"], f"{where}: rules")
     if verb == "waiting":
         # A waiting step is nothing but expectations.
-        given_expect = {key: given.pop(key) for key in ("groups", "error") if key in given}
-        expect = {"waiting": subject, **given_expect, **expect}
-    return Step(verb, subject, given, expect)
-
-
-def _check_step(verb: str, subject: Any, given: dict[str, Any], where: str) -> None:
-    if verb in {"finish", "fail"}:
-        group_id, _, session = subject.rpartition("/")
-        if not group_id or not session.isdecimal():
-            raise MalformedScenario(f"{where}: {verb} = {subject!r}; it must be 'id/session', such as 'a/0'")
-    if "kind" in given and given["kind"] not in FAILURE_KINDS:
-        raise MalformedScenario(f"{where}: kind = {given['kind']!r}; it must be one of {', '.join(FAILURE_KINDS)}")
-    for row in given.get("trajectories", []):
-        _known(_typed(row, (dict,), f"{where}: trajectories"), TRAJECTORY, f"{where}: trajectories")
-        for key, value in row.items():
-            _typed(value, TRAJECTORY[key], f"{where}: trajectories.{key}")
-        for version in row.get("versions", []):
-            _typed(version, COUNT, f"{where}: trajectories.versions")
-
-
-def _typed(value: Any, kinds: tuple[type, ...], where: str) -> Any:
-    fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
-    if not fits:
-        names = " or ".join(kind.__name__ for kind in kinds)
-        raise MalformedScenario(f"{where} is {value!r}; it must be of type {names}")
-    return value
-
-
-def _known(data: dict[str, Any], known: Iterable[str], where: str) -> None:
-    names = list(known)
-    for key in data:
-        if key not in names:
-            near = nearest(key, names)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
-            raise MalformedScenario(f"{where} has no key {key!r}; {hint}")
+        own = {key: given.pop(key) for key in ("groups", "error") if key in given}
+        expect = {"waiting": data[verb], **own, **expect}
+    return Step(verb, data[verb], given, expect)
