@@ -15,8 +15,8 @@ from groupstate.errors import MissingExtra
 def scenario(ctx: click.Context, paths: tuple[Path, ...], schema: bool) -> None:
     """Run scenario files, or all that lie in a directory, and compare what happens with what they expect.
 
-    Exits with 0 if all expectations hold, 1 if a step differs (the first one is printed, expected and actual),
-    2 if a file is malformed.
+    Exits with 0 if all expectations hold, 1 if a step differs (the first one is printed, expected and actual) or
+    couldn't be done, 2 if a file is malformed. Every file is run, whatever the others are.
 
     \b
     Examples:

@@ -2,6 +2,8 @@
 
 Rule 1: a step does one thing through the public API, then everything runs until all tasks are blocked.
 Rule 2: a file that isn't understood is refused (`MalformedScenario`), never half run.
+Rule 3: an error that no step asks for fails the step in which it came up, whoever raised it: the step, a `sample()`
+that waits, or the source.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from groupstate.core.invariants import violations
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt
 from groupstate.core.trajectory import Trajectory
-from groupstate.errors import GroupstateError, UnusableResult
+from groupstate.errors import GroupstateError, SourceFailed, UnknownGroup
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime.opening import open_run
@@ -33,14 +36,14 @@ from groupstate.runtime.run import Run
 from groupstate.runtime.sources import IteratorSource, MixedSource, Source
 from groupstate.simulate.kinds import MISSING, MalformedScenario
 from groupstate.simulate.loop import VirtualLoop, run_virtual
-from groupstate.simulate.scenario_file import UNKNOWN, Scenario, Step, load
+from groupstate.simulate.scenario_file import SESSION, UNKNOWN, Scenario, Step, load
 
 LOOP_TURNS = 60
 """Turns of the event loop after each step. A claim takes under ten, whoever waits."""
 
 
 class StepFailed(Exception):
-    """A step whose outcome differs from its expectation."""
+    """A step that couldn't be done, or whose outcome differs from its expectation."""
 
 
 @attrs.define(eq=False)
@@ -48,6 +51,12 @@ class _Waiter:
     """A `sample()` step and what became of it."""
 
     task: "asyncio.Task[Batch]"
+    number: int
+    """Counted from 1, in the order in which they began."""
+    step: int
+    """Number of the step."""
+    gone: bool = False
+    """It was killed with its run, so what it raised nobody heard."""
 
     @property
     def blocked(self) -> bool:
@@ -76,7 +85,12 @@ class Runner:
         self._waiters: list[_Waiter] = []
         self._marks: dict[str, CheckpointMark] = {}
         self._copies = itertools.count(1)
+        self._number = 0
+        """Of the step that runs, from 1."""
         self._error: BaseException | None = None
+        """What the step raised."""
+        self._broke: Exception | None = None
+        """What the source raised, once that was heard."""
         self._rules = scenario.rules
         self._group_size = scenario.group_size
 
@@ -86,31 +100,87 @@ class Runner:
             StepFailed: the first step that differs.
         """
         async with self._stack:
-            await self._open(weight_version=self._scenario.first_version)
+            try:
+                await self._open(weight_version=self._scenario.first_version)
+            except GroupstateError as error:
+                raise MalformedScenario(f"{self._scenario.path}: no run can be opened so: {error}") from error
             for number, step in enumerate(self._scenario.steps, 1):
-                await self._step(number, step)
+                self._number = number
+                try:
+                    await self._step(step)
+                except StepFailed as failed:
+                    raise StepFailed(f"{self.where}{failed}") from failed.__cause__
             for waiter in self._waiters:
                 waiter.task.cancel()
             await asyncio.wait([waiter.task for waiter in self._waiters]) if self._waiters else None
 
-    async def _step(self, number: int, step: Step) -> None:
+    @property
+    def where(self) -> str:
+        """The step that runs, for the beginning of a message."""
+        return f"step {self._number} {self._scenario.steps[self._number - 1]}: " if self._number else ""
+
+    async def _step(self, step: Step) -> None:
         before = self.run.book.last_seq if self._run is not None else 0
+        failed_before = {waiter.step for waiter in self._waiters if waiter.error is not None}
         self._error = None
         try:
             await getattr(self, f"_do_{step.verb}")(step)
-        except UnusableResult as error:
-            # It was recorded as the session's failure, which is what a step can look at.
-            self._error = error if "error" in step.expect else None
-        except GroupstateError as error:
+        except StepFailed:
+            raise
+        except Exception as error:
             self._error = error
         await self._quiet()
         if step.verb == "recover" and self._run is not None:
             # What recovery did begins with the event that says so; what was there before isn't its doing.
             recoveries = (r.seq for r in self._run.ledger.log.read() if isinstance(r.event, ev.RunRecovered))
             before = max(recoveries, default=1) - 1
-        if self._error is not None and "error" not in step.expect:
-            raise StepFailed(f"step {number} {step}: raised {type(self._error).__name__}: {self._error}")
-        self._compare(number, step, before)
+        self._hear(step, [w for w in self._waiters if w.error is not None and w.step not in failed_before])
+        self._compare(step, before)
+
+    def _hear(self, step: Step, failed: list[_Waiter]) -> None:
+        """Errors that came up in this step.
+
+        Args:
+            failed: whose `sample()` raised in it.
+
+        Raises:
+            StepFailed: an error that this step doesn't name, and no later one asks for.
+        """
+        named = self._named(step) if "error" in step.expect else None
+        if self._error is not None and (named is None or not isinstance(named, GroupstateError)):
+            raise StepFailed(f"raised {_told(self._error)}") from self._error
+        for waiter in failed:
+            if waiter.error is not named and not waiter.gone and not self._asked_for_later(waiter):
+                who = "" if waiter.step == self._number else f"the sample() of step {waiter.step} "
+                raise StepFailed(f"{who}raised {_told(waiter.error)}") from waiter.error
+        broke = None if self._run is None else self._run._controller.drawing.error
+        if broke is not None and broke is not self._broke and broke is not named and not self._source_failure_is_told():
+            raise StepFailed(f"the source failed: {_told(broke)}") from broke
+        self._broke = broke
+
+    def _named(self, step: Step) -> BaseException | None:
+        """The error that an expectation of the step is about: its own, or else its sampler's, or else the source's."""
+        told = self._error or (self._waiter(step).error if self._waiters else None)
+        return told or (None if self._run is None else self._run._controller.drawing.error)
+
+    def _asked_for_later(self, waiter: _Waiter) -> bool:
+        """A later `waiting` step names the error of this one."""
+        samples = len(self._waiters)
+        for step in self._scenario.steps[self._number :]:
+            samples += step.verb == "sample"
+            if (
+                step.verb == "waiting"
+                and "error" in step.expect
+                and step.options.get("waiter", samples) == waiter.number
+            ):
+                return True
+        return False
+
+    def _source_failure_is_told(self) -> bool:
+        """A sampler was told of it, which is for that one's step to name, or a later step names it."""
+        later = [step.expect.get("error") for step in self._scenario.steps[self._number :]]
+        told = any(isinstance(waiter.error, SourceFailed) for waiter in self._waiters)
+        return told or SourceFailed.__name__ in later
 
     async def _quiet(self) -> None:
         for _ in range(LOOP_TURNS):
@@ -167,6 +237,8 @@ class Runner:
             os.truncate(last, max(0, kept))
             # The watermark isn't flushed, so after a kill it may be behind, never ahead.
             (copy / "log" / "head").unlink(missing_ok=True)
+        for waiter in self._waiters:
+            waiter.gone = waiter.gone or waiter.blocked
         await self._stack.aclose()
         for waiter in self._waiters:
             waiter.task.cancel()
@@ -183,7 +255,8 @@ class Runner:
             raise StepFailed("the run is open; a close or crash step must come first")
         name = step.options.get("at")
         if name is not None and name not in self._marks:
-            raise StepFailed(f"there is no checkpoint named {name!r}; there are {sorted(self._marks)}")
+            known = f"are {', '.join(map(repr, self._marks))}" if self._marks else "is none"
+            raise StepFailed(f"there is no checkpoint named {name!r}; there {known}")
         self._rules = step.options.get("rules", self._rules)
         self._group_size = step.options.get("n", self._group_size)
         await self._open(resume_at=self._marks[name] if name is not None else None)
@@ -202,15 +275,20 @@ class Runner:
         )
 
     async def _do_start(self, step: Step) -> None:
-        book = self.run.book
+        groups = self.run.book.groups
         attempt = step.options.get("attempt")
-        if step.subject in book.groups:
-            for number, session in enumerate(book.groups[step.subject].sessions):
-                if session.state == "waiting":
-                    self.run.ledger.start(step.subject, number, attempt)
-        else:
-            group_id, session_number = step.address
-            self.run.ledger.start(group_id, session_number, attempt)
+        if step.subject not in groups:
+            if not SESSION.fits(step.subject):
+                left = self.run.book.departed.get(step.subject)
+                known = "it was never submitted" if left is None else f"it was {left}"
+                raise UnknownGroup(step.subject, "start it", known)
+            self.run.ledger.start(*step.address, attempt)
+            return
+        due = [number for number, session in enumerate(groups[step.subject].sessions) if session.state == "waiting"]
+        if not due:
+            raise StepFailed(f"no session of {step.subject!r} is to be started; it is {groups[step.subject].phase}")
+        for number in due:
+            self.run.ledger.start(step.subject, number, attempt)
 
     async def _do_finish(self, step: Step) -> None:
         group_id, session = step.address
@@ -251,13 +329,17 @@ class Runner:
         task = asyncio.ensure_future(call)
         # A scenario needn't look at how each ended.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._waiters.append(_Waiter(task))
+        self._waiters.append(_Waiter(task, len(self._waiters) + 1, self._number))
 
     async def _do_waiting(self, step: Step) -> None:
         self._waiter(step)
 
     async def _do_cancel_sample(self, step: Step) -> None:
-        self._waiter(step).task.cancel()
+        waiter = self._waiter(step)
+        if not waiter.blocked:
+            how = f"raised {_told(waiter.error)}" if waiter.batch is None else f"got {waiter.batch.group_ids}"
+            raise StepFailed(f"the sample() of step {waiter.step} doesn't wait any more: it {how}")
+        waiter.task.cancel()
 
     async def _do_commit(self, step: Step) -> None:
         await self.run.commit(step.subject)
@@ -287,11 +369,11 @@ class Runner:
 
     # Expectations ------------------------------------------------------------------------------------
 
-    def _compare(self, number: int, step: Step, before: int) -> None:
+    def _compare(self, step: Step, before: int) -> None:
         for name, expected in step.expect.items():
             actual = self._actual(name, expected, step, before)
             if actual != expected:
-                raise StepFailed(f"step {number} {step}: {name}\n  expected {expected!r}\n  actual   {actual!r}")
+                raise StepFailed(f"{name}\n  expected {expected!r}\n  actual   {actual!r}")
 
     def _actual(self, name: str, expected: Any, step: Step, before: int) -> Any:
         if name in {"blocked", "waiting"}:
@@ -299,9 +381,7 @@ class Runner:
         if name in _OF_BATCH:
             return self._of_batch(name, expected, step)
         if name == "error":
-            error = self._error
-            if error is None and self._waiters:
-                error = self._waiter(step).error
+            error = self._named(step)
             return None if error is None else type(error).__name__
         if name == "phase":
             return {group_id: self._phase(group_id) for group_id in expected}
@@ -351,6 +431,10 @@ _OF_EVENTS: dict[str, Callable[[list[ev.AnyEvent]], Any]] = {
     "starved": lambda events: [e.dataset for e in events if isinstance(e, ev.DatasetStarved)],
     "fenced": _fenced,
 }
+
+
+def _told(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _ended(group: BatchGroup) -> str:
@@ -413,51 +497,71 @@ def play(scenario: Scenario) -> None:
     """Run a scenario.
 
     Raises:
-        StepFailed: the first step that differs.
+        StepFailed: the first step that couldn't be done, or that differs.
+        MalformedScenario: no run can be opened with such rules.
     """
+    runner: Runner | None = None
     with contextlib.ExitStack() as stack:
         folder = None
         if scenario.reopens:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / scenario.folder_name
 
         async def main(loop: VirtualLoop) -> None:
-            await Runner(scenario, loop, folder).play()
+            nonlocal runner
+            runner = Runner(scenario, loop, folder)
+            await runner.play()
 
-        run_virtual(main)
+        try:
+            run_virtual(main)
+        except (StepFailed, MalformedScenario):
+            raise
+        except Exception as error:
+            where = "" if runner is None else runner.where
+            raise StepFailed(f"{where}raised {_told(error)}") from error
 
 
-def scenario_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files that are named, and the .toml files beneath the directories that are.
+def scenario_files(path: Path) -> list[Path]:
+    """The file that is named, or the .toml files beneath the directory that is.
 
     Raises:
-        MalformedScenario: a path that isn't there, or a directory without any.
+        MalformedScenario: nothing is there, or a directory without any.
     """
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise MalformedScenario(f"{path}: there is no such file or directory")
-        beneath = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
-        if not beneath:
-            raise MalformedScenario(f"{path}: it holds no .toml files")
-        files += beneath
+    if not path.exists():
+        raise MalformedScenario(f"{path}: there is no such file or directory")
+    files = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
+    if not files:
+        raise MalformedScenario(f"{path}: it holds no .toml files")
     return files
 
 
 def main_paths(paths: Sequence[str | Path], *, say: Callable[[str], None] = print) -> int:
-    """Run scenario files; 0 if all expectations hold, 1 if a step differs, 2 if a file is malformed."""
-    try:
-        scenarios = [load(file) for file in scenario_files(paths)]
-    except MalformedScenario as error:
-        say(str(error))
-        return 2
-    failed = 0
-    for scenario in scenarios:
+    """Run scenario files; 0 if all expectations hold, 1 if a step differs, 2 if a file is malformed.
+
+    Every file is run, whatever the others are.
+    """
+    malformed: list[str] = []
+    files: list[Path] = []
+    for path in map(Path, paths):
         try:
+            files += scenario_files(path)
+        except MalformedScenario as error:
+            malformed.append(str(error))
+            say(f"MALFORMED {error}")
+    passed = failed = 0
+    for file in files:
+        try:
+            scenario = load(file)
             play(scenario)
+        except MalformedScenario as error:
+            malformed.append(str(error))
+            say(f"MALFORMED {error}")
         except StepFailed as error:
             failed += 1
-            say(f"FAILED {scenario.path}: {scenario.title}\n{error}")
+            say(f"FAILED {file}: {scenario.title}".rstrip(": ") + f"\n{error}")
+            if error.__cause__ is not None and not isinstance(error.__cause__, GroupstateError):
+                say("".join(traceback.format_exception(error.__cause__)).rstrip())
         else:
-            say(f"ok     {scenario.path}: {scenario.title}")
-    say(f"{len(scenarios) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+            passed += 1
+            say(f"ok     {file}: {scenario.title}".rstrip(": "))
+    say(f"{passed} passed, {failed} failed" + (f", {len(malformed)} malformed" if malformed else ""))
+    return 2 if malformed else int(failed > 0)

@@ -18,7 +18,6 @@ from groupstate.simulate.kinds import (
     Form,
     Kind,
     ListOf,
-    MalformedScenario,
     Number,
     OneOf,
     OrMissing,
@@ -30,6 +29,9 @@ from groupstate.simulate.kinds import (
     Yes,
     known,
     refused,
+)
+from groupstate.simulate.kinds import (
+    MalformedScenario as MalformedScenario,  # for who loads files
 )
 
 ID = Text()

@@ -1,13 +1,18 @@
 """Scenario files run on the real ledger, rules and sampler."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from groupstate.errors import LogFailed
+from groupstate.runtime.run import Run
+from groupstate.simulate.kinds import MalformedScenario
 from groupstate.simulate.scenario import StepFailed, main_paths, play
-from groupstate.simulate.scenario_file import MalformedScenario, load, parse
+from groupstate.simulate.scenario_file import load, parse
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
+DONE = ({"submit": "a"}, {"start": "a"}, {"finish": "a/0"}, {"sample": 1})
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.rglob("*.toml")), ids=lambda path: path.stem)
@@ -151,6 +156,32 @@ def test_a_malformed_file_is_refused_with_the_place(data: dict, shown: str) -> N
         parse(data)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rules = { selection = 'foo:bar' }", "no run can be opened so: selection: there is no module 'foo'"),
+        ("rules = { lag_maxx = 1 }", "rules has no setting 'lag_maxx'; did you mean 'lag_max'?"),
+        ("rules = { mode = 'sync', lag_max = 1 }", "rules: lag_max bounds nothing in sync mode"),
+        ("steps =", "Invalid value"),
+    ],
+)
+def test_a_malformed_file_is_named_and_the_others_are_run(tmp_path: Path, text: str, said: str) -> None:
+    for name, content in {"a": text, "b": "", "c": ""}.items():
+        (tmp_path / f"{name}.toml").write_text(
+            f'{content}\nsteps = [{{ submit = "a" }}]' if "steps" not in content else content
+        )
+    lines: list[str] = []
+
+    assert main_paths([tmp_path, tmp_path / "none"], say=lines.append) == 2
+    assert lines[0] == f"MALFORMED {tmp_path / 'none'}: there is no such file or directory"
+    assert lines[1].startswith(f"MALFORMED {tmp_path / 'a.toml'}: {said}")
+    assert lines[2:] == [
+        f"ok     {tmp_path / 'b.toml'}",
+        f"ok     {tmp_path / 'c.toml'}",
+        "2 passed, 0 failed, 2 malformed",
+    ]
+
+
 def test_exit_codes_tell_passed_failed_and_malformed(tmp_path: Path) -> None:
     said: list[str] = []
     good, bad, malformed = tmp_path / "good.toml", tmp_path / "bad.toml", tmp_path / "malformed.toml"
@@ -176,12 +207,31 @@ def test_a_directory_runs_every_file_beneath_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "shown"),
     [
-        ([{"submit": "a"}, {"crash": True}, {"start": "a"}], "a recover step must come first"),
-        ([{"close": True}, {"close": True}], "a recover step must come first"),
-        ([{"recover": True}], "a close or crash step must come first"),
-        ([{"crash": True}, {"recover": True, "at": "best"}], "no checkpoint named 'best'"),
-        ([{"cancel_sample": True}], "no waiter 0; 0 sample steps"),
-        ([{"sample": 1}, {"waiting": True, "waiter": 2}], "no waiter 2; 1 sample steps"),
+        (
+            [{"submit": "a"}, {"crash": True}, {"start": "a"}],
+            r"step 3 \{ start = 'a' \}: the run has crashed or is closed; a recover step must come first",
+        ),
+        ([{"close": True}, {"close": True}], "step 2 .* a recover step must come first"),
+        ([{"recover": True}], "step 1 .* a close or crash step must come first"),
+        (
+            [{"crash": True}, {"recover": True, "at": "best"}],
+            "step 2 .*: there is no checkpoint named 'best'; there is none",
+        ),
+        (
+            [{"checkpoint": "b"}, {"crash": True}, {"recover": True, "at": "best"}],
+            "step 3 .*: there is no checkpoint named 'best'; there are 'b'",
+        ),
+        ([{"cancel_sample": True}], "step 1 .*: there is no waiter 0; 0 sample steps"),
+        ([{"sample": 1}, {"waiting": True, "waiter": 2}], "step 2 .*: there is no waiter 2; 1 sample steps"),
+        ([*DONE, {"cancel_sample": True}], "step 5 .* the sample.. of step 4 doesn't wait any more: it got .'a'.$"),
+        (
+            [{"sample": 0}, {"waiting": False, "error": "SampleError"}, {"cancel_sample": True}],
+            "step 3 .* the sample.. of step 1 doesn't wait any more: it raised SampleError: ",
+        ),
+        (
+            [{"submit": "a"}, {"start": "a"}, {"start": "a"}],
+            "step 3 .* no session of 'a' is to be started; it is running",
+        ),
         ([{"sample": 1, "expect": {"groups": ["a"]}}], "no batch: still waiting"),
         ([{"sample": 0, "expect": {"groups": [], "error": "SampleError"}}], "no batch: SampleError"),
     ],
@@ -191,10 +241,191 @@ def test_steps_that_do_not_follow_from_each_other_fail(steps: list[dict], shown:
         play(scenario(*steps))
 
 
-def test_a_result_that_is_refused_can_be_looked_at_as_the_sessions_failure_or_as_the_error() -> None:
-    nan = {"finish": "a/0", "metrics": {"reward": float("nan")}}
-    play(scenario({"submit": "a"}, {"start": "a"}, {**nan, "expect": {"phase": {"a": "evicted"}}}))
-    play(scenario({"submit": "a"}, {"start": "a"}, {**nan, "expect": {"error": "UnusableResult"}}))
+# Errors that nobody asked for --------------------------------------------------------------------------
+
+BEGUN = ({"submit": "a", "n": 2}, {"start": "a"})
+TWICE = {"groups": ["r", "r"]}
+LACKS: dict[str, Any] = {"rules": {"filter_metric": "acc"}}
+
+
+@pytest.mark.parametrize(
+    ("steps", "settings", "text"),
+    [
+        (
+            [{"sample": 0}],
+            {},
+            "step 1 { sample = 0 }: raised SampleError: batch_size is 0; it must be an integer of at least 1",
+        ),
+        (
+            [{"check": True}, {"sample": 50}],
+            {"source": {"groups": ["a"]}},
+            "step 2 { sample = 50 }: raised NotEnoughGroups: sample(50) can't be met: the source is exhausted",
+        ),
+        (
+            [{"publish": 2}, {"sample": 1, "weight_version": 1}],
+            {},
+            "step 2 { sample = 1 }: raised WeightVersionError: weight version 1 is below the current version 2",
+        ),
+        (
+            [*BEGUN, {"finish": "a/0", "metrics": {"reward": float("nan")}}],
+            {},
+            "step 3 { finish = 'a/0' }: raised UnusableResult: trajectory 0 of session 0 of group 'a' has reward = nan",
+        ),
+        (
+            [*BEGUN, {"sample": 1}, {"finish": "a/0", "metrics": {"reward": 1}}, {"finish": "a/1"}, {"check": True}],
+            LACKS,
+            "step 5 { finish = 'a/1' }: the sample() of step 3 raised MissingMetric: session 0 of group 'a' has no ",
+        ),
+        (
+            [{"sample": 1}, {"close": True}],
+            {},
+            "step 2 { close = true }: the sample() of step 1 raised RunIsClosed: the run is closing",
+        ),
+        (
+            [{"submit": "r"}, {"start": "r"}, {"sample": 2}],
+            {"source": TWICE},
+            "step 3 { sample = 2 }: raised SourceFailed: source 'source' failed at prompt 0: DuplicateGroup: ",
+        ),
+        (
+            [{"submit": "a"}, {"cancel": "a"}, {"start": "r"}, {"cancel": "r"}],
+            {"source": TWICE},
+            "step 4 { cancel = 'r' }: the source failed: DuplicateGroup: group id 'r' is taken",
+        ),
+        (
+            [{"advance_s": 1}],
+            {"source": {**TWICE, "admits": True}, "rules": {"admission": {"kind": "slots", "n": 2}}},
+            "step 1 { advance_s = 1 }: the source failed: DuplicateGroup: group id 'r' is taken",
+        ),
+        ([{"start": "nope"}], {}, "step 1 { start = 'nope' }: raised UnknownGroup: cannot start it: group 'nope'"),
+        ([{"start": "a/x"}], {}, "step 1 { start = 'a/x' }: raised UnknownGroup: cannot start it: group 'a/x'"),
+        ([{"start": "a/0"}], {}, "step 1 { start = 'a/0' }: raised UnknownGroup: cannot record that session 0 started"),
+        (
+            [{"submit": "a"}, {"cancel": "a"}, {"start": "a"}],
+            {},
+            "step 3 { start = 'a' }: raised UnknownGroup: cannot start it: group 'a' is not in the book; it was ",
+        ),
+        (
+            [*BEGUN, {"start": "a/2"}],
+            {},
+            "step 3 { start = 'a/2' }: raised SessionStateError: group 'a' has sessions 0 to 1",
+        ),
+    ],
+)
+def test_an_error_that_no_step_asks_for_fails_the_step_in_which_it_comes_up(
+    steps: list[dict], settings: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(StepFailed) as failed:
+        play(scenario(*steps, **settings))
+
+    assert str(failed.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("steps", "settings"),
+    [
+        ([{"sample": 0, "expect": {"error": "SampleError"}}], {}),
+        ([{"sample": 0}, {"waiting": False, "error": "SampleError"}], {}),
+        ([{"sample": 0}, {"sample": 1}, {"waiting": False, "waiter": 1, "error": "SampleError"}], {}),
+        ([{"sample": 0}, {"waiting": False, "expect": {"error": "SampleError"}}], {}),
+        (
+            [
+                *BEGUN,
+                {"sample": 1},
+                {"finish": "a/0"},
+                {"finish": "a/1", "expect": {"error": "MissingMetric"}},
+                {"check": True},
+            ],
+            LACKS,
+        ),
+        ([*BEGUN, {"finish": "a/0", "metrics": {"x": float("inf")}, "expect": {"error": "UnusableResult"}}], {}),
+        ([{"sample": 1}, {"close": True, "expect": {"error": "RunIsClosed"}}], {}),
+        ([{"submit": "r"}, {"sample": 2, "expect": {"error": "SourceFailed"}}], {"source": TWICE}),
+        ([{"submit": "r"}, {"sample": 2}, {"waiting": False, "error": "SourceFailed"}], {"source": TWICE}),
+        (
+            [
+                {"submit": "a"},
+                {"cancel": "a"},
+                {"start": "r"},
+                {"cancel": "r", "expect": {"error": "DuplicateGroup"}},
+                {"check": True},
+            ],
+            {"source": TWICE},
+        ),
+        (
+            [
+                {"submit": "a"},
+                {"cancel": "a"},
+                {"start": "r"},
+                {"cancel": "r"},
+                {"sample": 1, "expect": {"error": "SourceFailed"}},
+            ],
+            {"source": TWICE},
+        ),
+    ],
+)
+def test_an_error_that_a_step_asks_for_passes_there_or_later(steps: list[dict], settings: dict[str, Any]) -> None:
+    play(scenario(*steps, **settings))
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"waiting": False},
+        {"waiting": False, "waiter": 2, "error": "SampleError"},
+        {"submit": "a", "expect": {"error": "DuplicateGroup"}},
+    ],
+)
+def test_a_later_step_that_asks_for_something_else_leaves_the_error_unasked(later: dict) -> None:
+    with pytest.raises(StepFailed, match=r"step 2 \{ sample = 0 \}: raised SampleError"):
+        play(scenario({"submit": "a"}, {"sample": 0}, {"sample": 1}, later))
+
+
+def test_another_error_than_the_one_that_is_asked_for_later_fails_there() -> None:
+    steps = [{"sample": 0}, {"waiting": False, "error": "MissingMetric"}]
+
+    with pytest.raises(StepFailed, match=r"(?s)step 2 .*error.*expected 'MissingMetric'.*actual   'SampleError'"):
+        play(scenario(*steps))
+
+
+def test_of_two_samplers_that_are_told_an_error_each_is_asked_for() -> None:
+    told = {"close": True, "expect": {"error": "RunIsClosed"}}
+
+    with pytest.raises(StepFailed, match=r"step 3 .*the sample\(\) of step 1 raised RunIsClosed"):
+        play(scenario({"sample": 1}, {"sample": 2}, told))
+    play(scenario({"sample": 1}, {"sample": 2}, told, {"waiting": False, "waiter": 1, "error": "RunIsClosed"}))
+
+
+def test_who_is_killed_with_the_run_is_told_nothing() -> None:
+    play(scenario({"sample": 1}, {"crash": True}, {"recover": True}, {"sample": 1}, {"crash": True}, {"recover": True}))
+
+
+def test_an_error_of_the_librarys_own_is_shown_with_where_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: Run, group_id: str) -> None:
+        raise ZeroDivisionError(group_id)
+
+    monkeypatch.setattr(Run, "cancel", broken)
+    file = tmp_path / "broken.toml"
+    file.write_text('steps = [{ submit = "a" }, { cancel = "a", expect = { error = "UnknownGroup" } }]')
+    said: list[str] = []
+
+    assert main_paths([file], say=said.append) == 1
+    assert said[0] == f"FAILED {file}\nstep 2 {{ cancel = 'a' }}: raised ZeroDivisionError: a"
+    assert said[1].endswith("raise ZeroDivisionError(group_id)\nZeroDivisionError: a")
+
+
+def test_what_goes_wrong_when_the_run_ends_is_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: Run, reason: str, *, mark: bool) -> None:
+        raise LogFailed("no room")
+
+    monkeypatch.setattr(Run, "_put_back", broken)
+
+    with pytest.raises(StepFailed, match=r"step 1 \{ submit = 'a' \}: raised LogFailed: no room"):
+        play(scenario({"submit": "a"}))
+
+
+# Steps that can't be done ------------------------------------------------------------------------------
 
 
 def test_requeueing_and_waiting_are_steps_too() -> None:
