@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 import attrs
-import msgspec
 
 from groupstate.collect.files import RowFile, row_file
 from groupstate.core import events as ev
@@ -148,7 +147,7 @@ def _rules_for(rules: Rules, groups: int | None, in_flight: int) -> Rules:
         changes["admission"] = Slots(n=min(in_flight, groups or in_flight))
     if rules.eviction_streak_max is None:
         changes["eviction_streak_max"] = max(EVICTION_STREAK_MIN, 8 * (groups or 0))
-    return msgspec.structs.replace(rules, **changes)
+    return rules.changed(**changes)
 
 
 def _check_out(prompts: Any, out: str | Path) -> None:

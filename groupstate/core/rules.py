@@ -5,7 +5,6 @@ Rule 2: what contradicts itself is refused (`rule_problems`) once, before a run 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -231,6 +230,10 @@ class Rules(Settings, frozen=True):
     def streak_bound(self, demand: int) -> int:
         return self.eviction_streak_max or 8 * (self.batch_size or demand)
 
+    def changed(self, **changes: Any) -> "Rules":
+        """The same rules but for these settings. What a log held is no contradiction here either."""
+        return recorded_rules({**self.to_dict(), **changes})
+
     def to_dict(self) -> dict[str, Any]:
         """As the log keeps it."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
@@ -288,7 +291,7 @@ class Rules(Settings, frozen=True):
                 f"gen_batch_size {gen_batch_size} is above max_inflight_gen_batches * train_batch_size = {most}, so no "
                 "refill would ever find its places"
             )
-        return cls._changed(
+        return cls._preset(
             changes,
             mode="sync",
             batch_size=train_batch_size,
@@ -344,7 +347,7 @@ class Rules(Settings, frozen=True):
 
         Source: verl 0.9.1, trainer/ppo/v1/replay_buffer.py, class ReplayBufferAsync.
         """
-        return cls._changed(
+        return cls._preset(
             changes,
             mode="async",
             batch_size=train_batch_size,
@@ -405,7 +408,7 @@ class Rules(Settings, frozen=True):
                 f"max_buffered_rollouts is {max_buffered_rollouts}; it must be at least max_inflight_prompts, which is "
                 f"{max_inflight_prompts}: it counts groups in flight too"
             )
-        return cls._changed(
+        return cls._preset(
             changes,
             mode="async",
             batch_size=batch_size,
@@ -437,7 +440,7 @@ class Rules(Settings, frozen=True):
 
         Source: NVIDIA-NeMo/RL, nemo_rl/algorithms/async_utils/staleness_sampler.py, class InOrderSampler.
         """
-        return cls._changed(
+        return cls._preset(
             changes,
             mode="async",
             batch_size=batch_size,
@@ -482,7 +485,7 @@ class Rules(Settings, frozen=True):
 
         Source: AReaL, areal/infra/staleness_manager.py, StalenessManager.get_capacity.
         """
-        return cls._changed(
+        return cls._preset(
             changes,
             mode="async",
             batch_size=batch_size,
@@ -490,7 +493,7 @@ class Rules(Settings, frozen=True):
         )
 
     @classmethod
-    def _changed(cls, changes: dict[str, Any], **made: Any) -> "Rules":
+    def _preset(cls, changes: dict[str, Any], **made: Any) -> "Rules":
         """What a preset made, with the user's changes, which go before."""
         return cls(**{**made, **changes})
 
@@ -524,7 +527,7 @@ def recorded_rules(data: Mapping[str, Any], where: str = "rules") -> Rules:
     Raises:
         BadSettings: an unknown key, a wrong type, rules that nothing could run under.
     """
-    return _from_table(partial(msgspec.structs.replace, Rules()), data, where)
+    return _from_table(Rules.as_recorded, data, where)
 
 
 def _from_table(make: Callable[..., Rules], data: Mapping[str, Any], where: str) -> Rules:

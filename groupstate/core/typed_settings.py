@@ -22,19 +22,24 @@ WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a st
 class _Made(msgspec.StructMeta):
     """Makes settings: what can't be one is told as it is for a file, and not as a fault of the call."""
 
+    def as_recorded(cls, *values: Any, **settings: Any) -> Any:
+        """Settings as a log holds them, which contradictions that were taken then are no fault of."""
+        for name in settings:
+            if name not in cls.__struct_fields__:
+                raise BadSettings(unknown_key(name, cls.__struct_fields__, cls.__name__))
+        by_name = fields(typing.cast(type[msgspec.Struct], cls))[len(values) :]
+        if missing := [field.name for field in by_name if field.required and field.name not in settings]:
+            raise BadSettings(f"{cls.__name__} needs {missing[0]}: {cls.__name__}({missing[0]}=...)")
+        try:
+            return super().__call__(*values, **settings)
+        except TypeError as error:
+            raise BadSettings(f"{cls.__name__}: {error}") from error
+
     # Type checkers see the signature that the fields make.
     if not TYPE_CHECKING:  # pragma: no branch
 
         def __call__(cls, *values: Any, **settings: Any) -> Any:
-            for name in settings:
-                if name not in cls.__struct_fields__:
-                    raise BadSettings(unknown_key(name, cls.__struct_fields__, cls.__name__))
-            if missing := [f.name for f in fields(cls)[len(values) :] if f.required and f.name not in settings]:
-                raise BadSettings(f"{cls.__name__} needs {missing[0]}: {cls.__name__}({missing[0]}=...)")
-            try:
-                made = super().__call__(*values, **settings)
-            except TypeError as error:
-                raise BadSettings(f"{cls.__name__}: {error}") from error
+            made = cls.as_recorded(*values, **settings)
             for contradiction in made.contradictions():
                 raise BadSettings(contradiction)
             return made

@@ -15,7 +15,6 @@ from typing import Any, get_args
 
 import anyio
 import anyio.from_thread
-import msgspec.structs
 
 from groupstate.core.custom import CustomRule
 from groupstate.core.prompt import GROUP_SIZE_MAX
@@ -259,7 +258,7 @@ def _ledger(
                 f"the rules have selection {rules.selection!r}, and open_run(selection=...) has {path!r}: give one of "
                 "the two"
             )
-        ledger.rules = msgspec.structs.replace(ledger.rules, selection=path)
+        ledger.rules = ledger.rules.changed(selection=path)
     _check_size(ledger.rules, group_size)
     return ledger, selection or own_selection(ledger.rules)
 
