@@ -10,7 +10,7 @@ from groupstate.core.metrics import Tally
 from groupstate.core.phases import TRANSITIONS, Phase
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots
-from groupstate.core.trajectory import Trajectory
+from groupstate.core.trajectory import Trajectory, broadcast_reward
 from groupstate.engines.port import Engine, Generation, Request, SamplingParams
 from groupstate.errors import GroupstateError
 from groupstate.runtime.handles import Attempt, GroupHandle
@@ -19,6 +19,7 @@ from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.run import Run
 from groupstate.runtime.session import RetryableError, SessionContext, session_from_reward
 from groupstate.runtime.sources import MixedSource
+from groupstate.runtime.transcript import Transcript
 from groupstate.version import VERSION
 
 __version__ = VERSION
@@ -56,7 +57,9 @@ __all__ = [
     "Slots",
     "Tally",
     "Trajectory",
+    "Transcript",
     "VersionSpan",
+    "broadcast_reward",
     "merged_metrics",
     "open_run",
     "session_from_reward",

@@ -104,6 +104,26 @@ def metrics_of(trajectory: Trajectory) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
+def broadcast_reward(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories of one session, each with the reward of the last one, whatever it had of its own.
+
+    Where a session yields several rows, only the last tells how it went. Advantages follow from the last one's reward
+    in any case; this gives it to the others too, for the rules that look at every trajectory, and for the metrics.
+
+    Raises:
+        UnusableResult: the last one has no reward.
+    """
+    if not trajectories:
+        return []
+    metrics = metrics_of(trajectories[-1])
+    if "reward" not in metrics:
+        present = ", ".join(map(repr, sorted(metrics))) or "none at all"
+        raise UnusableResult(
+            f"the last of {len(trajectories)} trajectories has no metric 'reward' for the others; it has {present}"
+        )
+    return [attrs.evolve(row, reward=metrics["reward"]) for row in trajectories]
+
+
 def _plain(row: Trajectory, who: str) -> Trajectory:
     """The same trajectory in Python's own types, whatever numbers it came in."""
     response_ids = _tokens("response_ids", row.response_ids, who)

@@ -14,6 +14,7 @@ from groupstate.core.prompt import Prompt
 from groupstate.core.trajectory import Trajectory
 from groupstate.engines.port import Engine, Generation, Request, SamplingParams
 from groupstate.errors import BadSettings, EngineError
+from groupstate.runtime.transcript import Transcript
 
 
 class RetryableError(Exception):
@@ -56,6 +57,23 @@ class SessionContext:
         else:
             request = Request(self.prompt_ids(prompt), sampling, affinity=self.key)
         return await self._engine.generate(request)
+
+    def transcript(self, prompt: str | Sequence[int]) -> Transcript:
+        """Begin a conversation of several turns, kept token by token.
+
+        Args:
+            prompt: a text, for an engine with a tokenizer, or token ids.
+
+        Raises:
+            EngineError: the engine takes this prompt as a text only, or not at all.
+        """
+        if isinstance(prompt, str) and self._takes_text:
+            raise EngineError(
+                "this engine takes texts and has no tokenizer, so turns can't be put together token by token; give it "
+                "a tokenizer, begin from token ids, or use ctx.generate with the whole text and a trajectory for each "
+                "turn"
+            )
+        return Transcript(self, self.prompt_ids(prompt))
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a text by the engine's tokenizer; token ids as they are."""
