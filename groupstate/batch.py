@@ -6,7 +6,7 @@ Rule 2: `from_bytes(to_bytes(batch))` equals the batch, number for number.
 
 import array
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,7 +16,7 @@ import msgspec.structs
 from groupstate.core.events import VersionSpan
 from groupstate.core.metrics import Tally
 from groupstate.core.prompt import Prompt
-from groupstate.core.trajectory import Trajectory
+from groupstate.core.trajectory import Trajectory, metrics_of
 from groupstate.errors import BadInput, BadSettings
 
 if TYPE_CHECKING:
@@ -41,6 +41,31 @@ def merged_metrics(batches: "Iterable[Batch]") -> dict[str, float]:
     for partition in sorted({tally.partition for tally in tallies}):
         found |= Tally.merged(tally for tally in tallies if tally.partition == partition).flat()
     return found
+
+
+@attrs.frozen
+class MetricResult:
+    """One metric of a dataset, over the sessions and over the groups that have a value of it."""
+
+    mean: float
+    """Over `session_count` sessions."""
+    session_count: int
+    best: float
+    """Each group's highest session, as a mean over `group_count` groups: best@n."""
+    group_count: int
+
+
+@attrs.frozen
+class DatasetResult:
+    """What became of one dataset's groups."""
+
+    group_count: int
+    empty_group_count: int
+    """Groups without a single trajectory."""
+    session_count: int
+    """Sessions of all groups, whatever became of them."""
+    failed_session_count: int
+    metrics: Mapping[str, MetricResult]
 
 
 @attrs.frozen
@@ -117,6 +142,28 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    def by_dataset(self, *, missing: Mapping[str, float] | None = None) -> dict[str, DatasetResult]:
+        """Results of a validation round, by the name of the dataset; groups without one stand under `""`.
+
+        A session's value of a metric is that of its last trajectory. With x(g, s) the value of session s of group g:
+
+        - `mean`: the sum of all x(g, s) over their number, `session_count`; each session counts once.
+        - `best`: max over s of x(g, s), summed over the groups and divided by their number, `group_count`: best@n, and
+          with rewards of 0 and 1 pass@n. Each group counts once.
+
+        Failed sessions have no value. They are left out of both means and counted beside them, unless `missing` says
+        what they are worth; a mean over the survivors alone is the better the more sessions fail.
+
+        Args:
+            missing: by metric, the value of a session that has none, because it failed, returned nothing or didn't
+                report it. All sessions and groups of the dataset then count. `{"reward": 0.0}` takes failure for a
+                wrong answer.
+        """
+        by_name: dict[str, list[BatchGroup]] = {}
+        for group in self.groups:
+            by_name.setdefault(group.dataset, []).append(group)
+        return {name: _dataset_result(by_name[name], missing or {}) for name in sorted(by_name)}
 
     def to_bytes(self) -> bytes:
         """For other ranks of the trainer; `Batch.from_bytes` gives an equal batch back.
@@ -210,6 +257,32 @@ class Batch:
             max_response=max_response,
             device=device,
         )
+
+
+def _dataset_result(groups: Sequence[BatchGroup], missing: Mapping[str, float]) -> DatasetResult:
+    values = [_session_metrics(group, missing) for group in groups]
+    names = sorted({name for group in values for session in group for name in session})
+    sessions = sum(group.size for group in groups)
+    return DatasetResult(
+        group_count=len(groups),
+        empty_group_count=sum(not any(rows for _, rows in group.sessions) for group in groups),
+        session_count=sessions,
+        failed_session_count=sessions - sum(len(group.sessions) for group in groups),
+        metrics={name: _metric_result(name, values) for name in names},
+    )
+
+
+def _session_metrics(group: BatchGroup, missing: Mapping[str, float]) -> list[dict[str, float]]:
+    """The metrics of each session of the group, failed ones too."""
+    found = [{**missing, **(metrics_of(rows[-1]) if rows else {})} for _, rows in group.sessions]
+    return found + [dict(missing)] * (group.size - len(found))
+
+
+def _metric_result(name: str, values: Sequence[Sequence[Mapping[str, float]]]) -> MetricResult:
+    by_group = [[session[name] for session in group if name in session] for group in values]
+    numbers = [number for group in by_group for number in group]
+    best = [max(group) for group in by_group if group]
+    return MetricResult(sum(numbers) / len(numbers), len(numbers), sum(best) / len(best), len(best))
 
 
 # As bytes --------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from groupstate.core.supply import admissible, forfeits, refills_now, short_of, 
 from groupstate.errors import CustomRuleError, DamagedPayload, EvictionStreak, LogFailed
 from groupstate.log.space import Space
 from groupstate.runtime import refusals
+from groupstate.runtime.abandoned import Abandoned
 from groupstate.runtime.drawing import Drawing
 from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger, cut
 from groupstate.runtime.logs import Logger
@@ -58,6 +59,7 @@ class Waiter:
 
     request: int
     wanted: frozenset[str] | None = None
+    """The very groups that it waits for; if it doesn't get them, nobody does."""
     answered: anyio.Event = attrs.field(factory=anyio.Event)
     claim: Claim | None = None
     error: Exception | None = None
@@ -106,6 +108,7 @@ class Controller:
         """A rollout is running that may be given new prompts; else only refills and shortages are drawn."""
         self.refills_outside = False
         """Somebody outside finds the prompts for refills, so that credit is kept for him though there is no source."""
+        self.abandoned = Abandoned(self)
         self.closing = False
         self.dead: BaseException | None = None
         """Why the rollout ended, once it died."""
@@ -153,6 +156,7 @@ class Controller:
     def _note(self, record: ev.Record) -> None:
         event = record.event
         self.progress_at_ns = record.at_ns
+        self.abandoned.note(event)
         if isinstance(event, ev.GroupFinished | ev.GroupFailed):
             self._unjudged.pop(event.group_id, None)
             self._unjudged[event.group_id] = None
@@ -190,6 +194,7 @@ class Controller:
                     self._evict(),
                     self._forfeit(),
                     self._refill(),
+                    self.abandoned.clear(),
                     self._serve(),
                     self._admit(),
                     self._refuse(),
@@ -382,7 +387,8 @@ class Controller:
             return self._serve_by_custom(self.custom, request, waiter)
         if why_not(self.book, self.rules, request) is not None:
             return False
-        reserved = frozenset(group_id for other in self.waiters.values() for group_id in other.wanted or ())
+        awaited = (group_id for other in self.waiters.values() for group_id in other.wanted or ())
+        reserved = frozenset((*awaited, *self.abandoned.groups))
         groups = selected(self.book, self.rules, request, wanted=waiter.wanted, reserved=reserved)
         if len(groups) < request.size:
             return False
@@ -451,6 +457,7 @@ class Controller:
                 waiter = self.waiters[request.request]
                 waiter.error = error
                 self._answer(waiter)
+                self.abandoned.add(waiter.wanted or ())
                 refused = True
                 if isinstance(error, EvictionStreak):
                     # It has been told. Whoever samples again means to go on.
@@ -482,10 +489,7 @@ class Controller:
         Args:
             wanted: the very groups to sample, for validation; None for whichever come first.
         """
-        number = self.book.last_request + 1
-        waiter = Waiter(number, wanted)
-        self.ledger.record(ev.BatchRequested(number, partition, size, self.book.weight_version))
-        self.waiters[number] = waiter
+        waiter = self._requested(size, partition, wanted)
         try:
             self.settle()
         except BaseException:
@@ -493,10 +497,23 @@ class Controller:
             try:
                 self._take_back(waiter, "error")
             except LogFailed as error:
-                self.waiters.pop(number, None)
+                self.waiters.pop(waiter.request, None)
                 self.die(error)
             raise
         return waiter
+
+    def _requested(self, size: int, partition: ev.Partition, wanted: frozenset[str] | None) -> Waiter:
+        number = self.book.last_request + 1
+        self.ledger.record(ev.BatchRequested(number, partition, size, self.book.weight_version))
+        self.waiters[number] = Waiter(number, wanted)
+        return self.waiters[number]
+
+    def discard(self, ended: Sequence[Group]) -> None:
+        """Let validation groups leave by a batch that nobody gets."""
+        waiter = self._requested(len(ended), ev.VALIDATION, None)
+        self._claim(self.book.requests[waiter.request], waiter, ended)
+        assert waiter.claim is not None
+        self.ledger.record(ev.BatchCommitted(waiter.claim.batch))
 
     def give_back_damaged(self, claim: Claim, damaged: Mapping[str, str]) -> None:
         """A claim of which payloads can't be read goes back; the next round of the rules evicts what is damaged."""
@@ -527,7 +544,8 @@ class Controller:
 
     def _withdraw(self, waiter: Waiter, reason: str) -> None:
         self._take_back(waiter, reason)
-        self.settle()
+        # Before anybody else could be given them.
+        self.abandoned.add(waiter.wanted or ())
 
     def _take_back(self, waiter: Waiter, reason: str) -> None:
         if waiter.claim is not None:

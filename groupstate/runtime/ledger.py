@@ -45,6 +45,7 @@ class Ending:
 
 CANCELLED = Ending("cancelled", "cancelled by run.cancel", cancels=True)
 DOOMED = Ending("cancelled", "the group could not be sampled any more", cancels=True)
+ABANDONED = Ending("cancelled", "the validation round that it was for was given up", cancels=True)
 SPARE = Ending("spare", "the group has all the sessions that it needs")
 
 

@@ -53,7 +53,9 @@ class Rollout:
         self._book = controller.book
         self._function = session
         self._engine = engine
-        self._params = params
+        self.params = params
+        self.params_of: dict[str, SamplingParams] = {}
+        """Of groups in flight whose sessions generate in another way."""
         self._cancel_grace_s = cancel_grace_s
         self._deadline_s = controller.rules.session_deadline_s
         self._queue: deque[str] = deque()
@@ -79,6 +81,8 @@ class Rollout:
                 scope.cancel()
             self._queue.append(event.group_id)
         else:
+            if isinstance(event, ev.GroupFinished | ev.GroupFailed):
+                self.params_of.pop(event.group_id, None)
             return
         self._wake.set()
 
@@ -176,7 +180,7 @@ class Rollout:
                 prompt,
                 self._book.weight_version,
                 self._engine,
-                self._params,
+                self.params_of.get(group.group_id, self.params),
             )
             await self._attempt(ctx)
             delay = self._retry_due(group.group_id, session, attempt)

@@ -21,9 +21,9 @@ from groupstate.core.explain import Explanation
 from groupstate.core.frontier import FrontierTracker, SourceFrontier
 from groupstate.core.held import DISK_HOLD
 from groupstate.core.phases import Phase
-from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt, encoded_prompt
+from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt
 from groupstate.core.rules import Rules
-from groupstate.engines.port import Engine, Weights
+from groupstate.engines.port import Engine, SamplingParams, Weights
 from groupstate.errors import (
     BadSettings,
     DamagedPayload,
@@ -43,7 +43,7 @@ from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.sampler import Sampler, check_partition
 from groupstate.runtime.session import describe
-from groupstate.runtime.sources import as_source
+from groupstate.runtime.validation import validated
 
 T = TypeVar("T")
 log = Logger("groupstate.run")
@@ -312,26 +312,37 @@ class Run:
 
         self.in_loop(again)
 
-    async def validate(self, prompts: Any, *, n: int | None = None, timeout_s: float | None = None) -> Batch:
-        """Submit validation prompts and wait for all of them; never filtered, evicted or refilled.
+    async def validate(
+        self,
+        prompts: Any,
+        *,
+        n: int | None = None,
+        params: SamplingParams | None = None,
+        greedy: bool = False,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Submit validation prompts and wait for all of them, beside training; never filtered, evicted or refilled.
 
         The groups get ids of their own, since the same prompts are used again and again; an id that a prompt
-        brings along is in its `extra["group_id"]`.
+        brings along is in its `extra["group_id"]`. The batch is committed already, and `batch.by_dataset()` has the
+        results. Cancelled, timed out or failed, the round takes its groups along: it returns once their sessions, which
+        are cancelled, have ended.
+
+        Args:
+            prompts: as the `source` of `open_run`; all of them.
+            n: sessions per group; None takes the prompt's, then the run's.
+            params: how these sessions generate, in place of the run's parameters (`ctx.params`).
+            greedy: the run's parameters at temperature 0, and one session per group unless `n` says more.
+            timeout_s: seconds for the whole round.
+
+        Raises:
+            SampleTimeout: time is up; the text says what is missing.
+            BadSettings: `params` and `greedy` together, or where the run starts no sessions.
+            BadInput: a prompt that can't be stored; none was submitted.
+            DamagedPayload: what a session returned can't be read.
+            RolloutDied, RunIsClosed, LogFailed: as `sample` raises them.
         """
-        source = as_source(prompts)
-        drawn = list(iter(source.draw, None))
-        for prompt in drawn:
-            encoded_prompt(prompt, "validation")
-        groups = []
-        for prompt in drawn:
-            extra = dict(prompt.extra) if prompt.group_id is None else {**prompt.extra, "group_id": prompt.group_id}
-            fresh = Prompt(prompt.content, prompt.dataset, prompt.n, None, extra)
-            groups.append(self.submit(fresh, n=n, partition=ev.VALIDATION).id)
-        batch = await self._sampler.sample(
-            len(groups), partition=ev.VALIDATION, timeout_s=timeout_s, wanted=frozenset(groups)
-        )
-        await self.commit(batch)
-        return batch
+        return await validated(self, prompts, n=n, params=params, greedy=greedy, timeout_s=timeout_s)
 
     async def checkpoint(self, name: str = "") -> CheckpointMark:
         """Mark this place in the log. Keep the mark beside the weights; `open_run(resume_at=mark)` goes back."""

@@ -15,7 +15,7 @@ from groupstate.core.events import TRAIN
 from groupstate.core.explain import Explanation
 from groupstate.core.frontier import SourceFrontier
 from groupstate.core.rules import Rules
-from groupstate.engines.port import Weights
+from groupstate.engines.port import SamplingParams, Weights
 from groupstate.errors import RunIsClosed
 from groupstate.runtime import opening
 from groupstate.runtime.handles import GroupHandle
@@ -120,9 +120,17 @@ class Run:
     def requeue(self, group_id: str, reason: str = "asked for") -> None:
         self._inner.requeue(group_id, reason)
 
-    def validate(self, prompts: Any, *, n: int | None = None, timeout_s: float | None = None) -> Batch:
+    def validate(
+        self,
+        prompts: Any,
+        *,
+        n: int | None = None,
+        params: SamplingParams | None = None,
+        greedy: bool = False,
+        timeout_s: float | None = None,
+    ) -> Batch:
         async def validate() -> Batch:
-            return await self._inner.validate(prompts, n=n, timeout_s=timeout_s)
+            return await self._inner.validate(prompts, n=n, params=params, greedy=greedy, timeout_s=timeout_s)
 
         return self._call(validate)
 

@@ -6,8 +6,8 @@ import anyio.lowlevel
 import pytest
 
 import groupstate.sync
-from groupstate import Rules, Trajectory
-from groupstate.errors import NotEnoughGroups, RunIsClosed, SampleTimeout, UnknownGroup
+from groupstate import Rules, SamplingParams, Trajectory
+from groupstate.errors import BadSettings, NotEnoughGroups, RunIsClosed, SampleTimeout, UnknownGroup
 
 
 async def half_right(ctx):
@@ -56,6 +56,9 @@ def test_a_trainer_without_async_can_dispatch_sessions_itself():
 def test_validation_and_time_outs_block_too():
     with groupstate.sync.open_run(session=half_right, group_size=1) as run:
         assert len(run.validate(["a", "b"], n=2, timeout_s=30).rows) == 4
+        assert len(run.validate(["a"], greedy=True).rows) == 1
+        with pytest.raises(BadSettings, match="give one of the two"):
+            run.validate(["a"], greedy=True, params=SamplingParams())
         with pytest.raises(SampleTimeout):
             run.sample(1, partition="val", timeout_s=0.01)
 

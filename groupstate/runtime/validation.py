@@ -1,0 +1,96 @@
+"""A validation round: prompts in, one batch of all their groups out.
+
+Rule: a round leaves nothing behind. Given up at whatever point, its sessions are ended, and its groups leave the book.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from groupstate.batch import Batch
+from groupstate.core.events import VALIDATION
+from groupstate.core.prompt import Prompt, encoded_prompt
+from groupstate.engines.port import SamplingParams
+from groupstate.errors import BadSettings, LogFailed
+from groupstate.runtime.sources import as_source
+
+if TYPE_CHECKING:
+    from groupstate.runtime.run import Run
+
+
+async def validated(
+    run: "Run", prompts: Any, *, n: int | None, params: SamplingParams | None, greedy: bool, timeout_s: float | None
+) -> Batch:
+    """See `Run.validate`, which is this function."""
+    sampling = _sampling(run, params, greedy=greedy)
+    fresh = [_fresh(prompt) for prompt in _drawn(prompts)]
+    size = 1 if greedy and n is None else n
+    groups: list[str] = []
+    try:
+        for prompt in fresh:
+            groups.append(run.submit(prompt, n=size, partition=VALIDATION).id)
+            if sampling is not None and run._rollout is not None:
+                # In time: its sessions start in tasks of their own, once this one waits.
+                run._rollout.params_of[groups[-1]] = sampling
+        wanted = frozenset(groups)
+        batch = await run._sampler.sample(len(groups), partition=VALIDATION, timeout_s=timeout_s, wanted=wanted)
+        await run.commit(batch)
+    except BaseException:
+        if not run.book.closed:
+            run._controller.abandoned.add(groups)
+            await _gone(run, groups)
+        raise
+    return batch
+
+
+async def _gone(run: "Run", groups: list[str]) -> None:
+    """Wait until the groups have left: their cancelled sessions end, or are given up as lost."""
+    left = groups[::-1]
+    with anyio.CancelScope(shield=True):
+        while left and not (run.book.closed or isinstance(run._controller.dead, LogFailed)):
+            if left[-1] in run.book.groups:
+                await run._controller.changed.wait()
+            else:
+                left.pop()
+
+
+def _sampling(run: "Run", params: SamplingParams | None, *, greedy: bool) -> SamplingParams | None:
+    """How the round's sessions generate; None for the run's own way.
+
+    Raises:
+        BadSettings: both are given, or there is nobody to heed them.
+    """
+    if params is None and not greedy:
+        return None
+    if params is not None and greedy:
+        raise BadSettings(
+            "greedy is the run's own sampling parameters at temperature 0, so params beside it would not be heeded; "
+            "give one of the two"
+        )
+    if params is not None and not isinstance(params, SamplingParams):
+        raise BadSettings(f"params is {params!r}; it must be SamplingParams")
+    if run._rollout is None:
+        raise BadSettings(
+            "params and greedy are for ctx.generate, and this run has no session function; whoever dispatches its "
+            "sessions decides how they generate"
+        )
+    return msgspec.structs.replace(run._rollout.params, temperature=0.0) if params is None else params
+
+
+def _drawn(prompts: Any) -> list[Prompt]:
+    """All of them, checked before the first is submitted.
+
+    Raises:
+        BadInput: one can't be stored.
+    """
+    drawn = list(iter(as_source(prompts).draw, None))
+    for prompt in drawn:
+        encoded_prompt(prompt, "validation")
+    return drawn
+
+
+def _fresh(prompt: Prompt) -> Prompt:
+    """Without the id that it brings along: the same prompts are used again and again, and an id is taken once."""
+    extra = dict(prompt.extra) if prompt.group_id is None else {**prompt.extra, "group_id": prompt.group_id}
+    return Prompt(prompt.content, prompt.dataset, prompt.n, None, extra)
