@@ -109,6 +109,7 @@ UNSAFE = ["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "mars
 
 LOOSE_TASKS = {
     "runtime/rollout.py": "a task group would wait for ever for a session that ignores its cancellation",
+    "runtime/turns.py": "an engine must get through a change of its state, whoever is cancelled while he waits for it",
     "runtime/run.py": "a run must close to the end, whoever is cancelled while he waits for it",
     "simulate/scenario.py": "a step of a scenario starts a sampler that a later step looks at",
 }

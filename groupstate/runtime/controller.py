@@ -109,6 +109,8 @@ class Controller:
         self.refills_outside = False
         """Somebody outside finds the prompts for refills, so that credit is kept for him though there is no source."""
         self.abandoned = Abandoned(self)
+        self.turn: object | None = None
+        """The trainer's turn that is on: the engine generates nothing until it ends."""
         self.closing = False
         self.dead: BaseException | None = None
         """Why the rollout ended, once it died."""

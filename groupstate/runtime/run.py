@@ -43,6 +43,7 @@ from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.sampler import Sampler, check_partition
 from groupstate.runtime.session import describe
+from groupstate.runtime.turns import TrainerTurn
 from groupstate.runtime.validation import validated
 
 T = TypeVar("T")
@@ -281,6 +282,22 @@ class Run:
                     raise BadSettings("this run has no engine to give the weights to; leave weights out")
                 await self.engine.publish_weights(weights, weight_version)
             self.ledger.publish(weight_version)
+
+    def trainer_turn(self, *, sleep: bool = True) -> TrainerTurn:
+        """Let trainer and engine take turns on one device: `async with run.trainer_turn() as turn:`.
+
+        Entering pauses the engine and has it sleep; in the block the trainer learns, and `await turn.publish(version,
+        weights)`; leaving wakes and resumes it, whatever the block raised and whoever is cancelled.
+
+        Args:
+            sleep: False only pauses it, for an engine that has a device of its own or no memory to give.
+
+        Raises, on entering:
+            BadSettings: the run has no engine.
+            EngineError: a turn is on already, or the engine isn't generating, or can't sleep.
+            EngineDied: it is gone.
+        """
+        return TrainerTurn(self, sleep=sleep)
 
     def cancel(self, group_id: str) -> None:
         """Give a group up: its sessions are cancelled, each end is recorded, then the group fails.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import attrs
 
 from groupstate.batch import Batch, BatchGroup
 from groupstate.core.book import Book
@@ -118,7 +119,7 @@ class Sampler:
 
     def explain(self, partition: str = TRAIN) -> Explanation:
         """What the oldest waiting `sample()` waits for."""
-        return explain(
+        explanation = explain(
             self._book,
             self._controller.rules,
             partition=partition,
@@ -126,6 +127,10 @@ class Sampler:
             has_source=self._controller.source is not None,
             dispatches=self._controller.admits,
         )
+        if self._controller.turn is None or not explanation.unblocked_by:
+            return explanation
+        ways = ("the trainer's turn must end: until then the engine generates nothing", *explanation.unblocked_by)
+        return attrs.evolve(explanation, unblocked_by=ways)
 
     def check(self, batch_size: int, partition: str) -> None:
         """

@@ -17,7 +17,7 @@ from groupstate.core.frontier import SourceFrontier
 from groupstate.core.rules import Rules
 from groupstate.engines.port import SamplingParams, Weights
 from groupstate.errors import RunIsClosed
-from groupstate.runtime import opening
+from groupstate.runtime import opening, turns
 from groupstate.runtime.handles import GroupHandle
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.run import Run as AsyncRun
@@ -40,9 +40,12 @@ class Run:
         Raises:
             RunIsClosed: the block of `open_run` was left.
         """
+        self._need_block()
+        return self._portal.call(function, *args)
+
+    def _need_block(self) -> None:
         if self._left:
             raise RunIsClosed("the run is closed: the block of open_run was left")
-        return self._portal.call(function, *args)
 
     def _look(self, function: Callable[[*Args], T], *args: *Args) -> T:
         """The same for a plain function."""
@@ -114,6 +117,13 @@ class Run:
     def publish_weights(self, weight_version: int, weights: Weights | None = None) -> None:
         self._call(self._inner.publish_weights, weight_version, weights)
 
+    @contextlib.contextmanager
+    def trainer_turn(self, *, sleep: bool = True) -> Iterator["TrainerTurn"]:
+        """`with run.trainer_turn() as turn:` and in it `turn.publish(version, weights)`."""
+        self._need_block()
+        with self._portal.wrap_async_context_manager(self._inner.trainer_turn(sleep=sleep)) as turn:
+            yield TrainerTurn(turn, self)
+
     def cancel(self, group_id: str) -> None:
         self._inner.cancel(group_id)
 
@@ -147,6 +157,17 @@ class Run:
     @property
     def final_mark(self) -> CheckpointMark | None:
         return self._inner.final_mark
+
+
+class TrainerTurn:
+    """Blocking twin of the turn that `groupstate.Run.trainer_turn` gives."""
+
+    def __init__(self, inner: turns.TrainerTurn, run: Run) -> None:
+        self._inner = inner
+        self._run = run
+
+    def publish(self, weight_version: int, weights: Weights | None = None) -> None:
+        self._run._call(self._inner.publish, weight_version, weights)
 
 
 @contextlib.contextmanager
