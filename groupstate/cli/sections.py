@@ -157,7 +157,7 @@ def _ranges(ranges: Ranges) -> str:
 def story_sections(told: Story) -> list[Section]:
     steps = [(str(step.seq), f"+{span_of(step.since_s)}", step.kind, one_line(step.text, 600)) for step in told.steps]
     name = name_of(told.group_id)
-    end = [("now", told.now), ("held up by", told.held_up_by)]
+    end = [("now", told.now), ("held up by", told.held_up_by), ("versions", told.versions)]
     return [
         Section(name, ("event", "time", "kind", "what happened"), steps),
         Section(name, (), [row for row in end if row[1]]),

@@ -9,7 +9,7 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.core.group import Group, Session
+from groupstate.core.group import Group, Session, versions_used
 from groupstate.core.near import near
 from groupstate.core.phases import Phase
 from groupstate.core.rules import known_rules
@@ -41,6 +41,8 @@ class Story:
     """The same as a sentence, with what it waits for."""
     held_up_by: str
     """Which session kept the group, and for how long; empty if nothing can be said."""
+    versions: str
+    """Which weight versions its tokens span, and which of them its lag counts from; empty for a single one."""
     steps: tuple[Step, ...]
 
 
@@ -170,7 +172,7 @@ class _Teller:
             return f"session {event.session} started, attempt {event.attempt}{worker}{version}{how_known(event)}"
         if isinstance(event, ev.SessionFinished):
             took = _took(before.sessions[event.session], after.sessions[event.session])
-            rows = rows_in_words(event.trajectories)
+            rows = rows_in_words(event.trajectories, stretches=True)
             return f"session {event.session} finished{took}{how_known(event)}: {rows}; {_settled(after)}"
         if isinstance(event, ev.SessionFailed):
             return self._failure(event, before, after)
@@ -209,8 +211,26 @@ class _Teller:
         else:
             head = f"finished: all {counted(after.size, 'session')} finished"
         parts = [head, counted(after.trajectory_count, "trajectory", "trajectories"), f"lag {self._lag(after)}"]
-        spread = self._spread(after)
-        return ", ".join([*parts, spread] if spread else parts)
+        return ", ".join([*parts, *filter(None, (self._spread(after), self._versions(after)))])
+
+    def _versions(self, group: Group) -> str:
+        """Which versions the tokens of a group span, and what the rules make of it; nothing for a single one."""
+        used = versions_used(group)
+        if used is None or used[1] == used[2]:
+            return ""
+        return f"it spans versions {used[1]} to {used[2]}: its lag counts from {self._counted_from(group)}"
+
+    def _counted_from(self, group: Group) -> str:
+        basis = self.rules.basis
+        if group.aged_from != group.version:
+            return f"{group.aged_from}, the version that the run went back to"
+        if group.target_version is not None:
+            return f"{group.version}, for which it is made"
+        if basis == "dispatch":
+            return f"{group.version}, its stamp"
+        if group.in_flight:
+            return f"{group.version}, its stamp, until all of it has ended (basis {basis})"
+        return f"{group.version}, its {basis.replace('_', ' ')}'s"
 
     def _lag(self, group: Group) -> str:
         lag = self.book.lag(group)
@@ -323,6 +343,7 @@ class _Teller:
             phase=str(phase),
             now=self._now(live, phase),
             held_up_by=_waited_for(live, self.book.last_at_ns) if live and live.in_flight else self.held_up_by,
+            versions=self._versions(self.last),
             steps=tuple(self.steps),
         )
 

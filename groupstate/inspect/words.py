@@ -4,6 +4,7 @@ Rule 1: what comes out of a log is data: nothing in it may start a new line or d
 """
 
 import datetime
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -16,6 +17,9 @@ from groupstate.errors import BadInput
 
 MESSAGE_SHOWN_MAX = 300
 """Characters of a failure's text in a line; `as_object` has it all."""
+
+STRETCHES_SHOWN_MAX = 6
+"""Stretches of tokens of one version that a line names, the first ones and the last; `as_object` has them all."""
 
 _HUMP = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -126,18 +130,42 @@ def _started(event: ev.SessionStarted) -> str:
     return _attempt(event) + worker + version + how_known(event)
 
 
-def rows_in_words(rows: tuple[ev.TrajectoryRecord, ...]) -> str:
-    """What a session yielded: how many rows, how many tokens by which versions, the last one's metrics."""
+def rows_in_words(rows: tuple[ev.TrajectoryRecord, ...], *, stretches: bool = False) -> str:
+    """What a session yielded: how many rows, how many tokens by which versions, the last one's metrics.
+
+    Args:
+        stretches: of several versions, say which tokens each of them generated.
+    """
     parts = [counted(len(rows), "trajectory", "trajectories")]
     tokens = sum(row.response_tokens for row in rows)
     if tokens:
         parts.append(counted(tokens, "token"))
     versions = sorted({span.weight_version for row in rows for span in row.spans})
-    if versions:
+    if len(versions) > 1 and stretches:
+        parts.append(_stretches(rows))
+    elif versions:
         parts.append(f"of version {joined(map(str, versions))}")
     if rows and rows[-1].metrics:
         parts.append(values_of(rows[-1].metrics))
     return ", ".join(parts)
+
+
+def _stretches(rows: tuple[ev.TrajectoryRecord, ...]) -> str:
+    """Which version generated which tokens. What the environment wrote between two stretches of one version goes with
+    them, and is counted."""
+    found: list[str] = []
+    for row in rows:
+        whose = f"of trajectory {row.index} " if len(rows) > 1 else ""
+        for version, run in itertools.groupby(row.spans, key=lambda span: span.weight_version):
+            spans = list(run)
+            first, last = spans[0].start, spans[-1].stop - 1
+            which = f"token {first}" if first == last else f"tokens {first}-{last}"
+            found.append(f"{whose}{which} by version {version}")
+    if len(found) > STRETCHES_SHOWN_MAX:
+        left_out = len(found) - STRETCHES_SHOWN_MAX
+        found[STRETCHES_SHOWN_MAX - 1 : -1] = [f"{counted(left_out, 'stretch', 'stretches')} more"]
+    written = sum(stop - start for row in rows for start, stop in row.environment)
+    return ", ".join([*found, f"{written} of them the environment's"] if written else found)
 
 
 def _finished(event: ev.SessionFinished) -> str:

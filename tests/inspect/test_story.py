@@ -261,6 +261,120 @@ def test_where_a_group_can_stand_at_the_end() -> None:
     assert story(log(empty), "a").now == "failure without a trajectory, so it is never sampled"
 
 
+# Several weight versions ----------------------------------------------------------------------------------
+
+
+def spanning(*stretches: tuple[int, int], index: int = 0, environment: tuple[tuple[int, int], ...] = ()) -> Any:
+    """A trajectory of (tokens, version) one after the other; of version -1 are those of the environment."""
+    spans, at = [], 0
+    for count, version in stretches:
+        if version >= 0:
+            spans.append(ev.VersionSpan(at, at + count, version))
+        at += count
+    return ev.TrajectoryRecord(index, {"acc": 1.0}, 3, at, tuple(spans), environment)
+
+
+def made(*rows: Any, rules: Rules | None = None, stamp: int = 4, **more: Any) -> list[ev.Record]:
+    """A group of one session at weight version 6 that yielded these rows."""
+    return log(
+        ev.WeightsPublished(stamp), submit("a", stamp=stamp, **more), ev.SessionStarted("a", 0, 1),
+        ev.WeightsPublished(6), ev.SessionFinished("a", 0, 1, rows), ev.GroupFinished("a"), rules=rules,
+    )  # fmt: skip
+
+
+def test_a_session_across_versions_says_which_made_which_tokens() -> None:
+    told = story(made(spanning((164, 4), (236, 5))), "a")
+
+    assert texts(told)[-2] == (
+        "session 0 finished after 2.000 s: 1 trajectory, 400 tokens, tokens 0-163 by version 4, "
+        "tokens 164-399 by version 5, acc 1; 1 of 1 sessions have ended"
+    )
+
+
+def test_a_session_of_one_version_stays_short() -> None:
+    told = story(made(spanning((9, 5)), spanning((3, 5), index=1)), "a")
+
+    assert ": 2 trajectories, 12 tokens, of version 5, acc 1; " in texts(told)[-2]
+    assert "spans" not in texts(told)[-1]
+    assert told.versions == ""
+
+
+def test_what_the_environment_wrote_parts_no_stretch_and_is_counted() -> None:
+    row = spanning((10, 4), (5, -1), (10, 4), (5, -1), (10, 5), environment=((10, 15), (25, 30)))
+    told = story(made(row), "a")
+
+    assert (
+        "40 tokens, tokens 0-24 by version 4, tokens 30-39 by version 5, 10 of them the environment's, acc 1"
+        in (texts(told)[-2])
+    )
+
+
+def test_several_trajectories_are_told_apart() -> None:
+    told = story(made(spanning((2, 4)), spanning((3, 4), (1, 5), index=1)), "a")
+
+    assert (
+        "of trajectory 0 tokens 0-1 by version 4, of trajectory 1 tokens 0-2 by version 4, "
+        "of trajectory 1 token 3 by version 5" in texts(told)[-2]
+    )
+
+
+def test_of_many_stretches_the_first_and_the_last_are_named() -> None:
+    rows = tuple((1, version) for version in range(9))
+    text = texts(story(made(spanning(*rows)), "a"))[-2]
+
+    assert "token 4 by version 4, 3 stretches more, token 8 by version 8, acc" in text
+    assert "token 4 by version 4, 1 stretch more, token 6" in texts(story(made(spanning(*rows[:7])), "a"))[-2]
+    assert "more" not in texts(story(made(spanning(*rows[:6])), "a"))[-2]
+
+
+@pytest.mark.parametrize(
+    ("basis", "counted"),
+    [
+        ("dispatch", "3, its stamp"),
+        ("first_token", "5, its first token's"),
+        ("oldest_token", "4, its oldest token's"),
+        ("newest_token", "6, its newest token's"),
+    ],
+)
+def test_a_group_across_versions_says_so_and_what_its_lag_counts_from(basis: Any, counted: str) -> None:
+    told = story(made(spanning((1, 5), (1, 4), (1, 6)), rules=Rules(basis=basis), stamp=3), "a")
+
+    assert told.versions == f"it spans versions 4 to 6: its lag counts from {counted}"
+    assert texts(told)[-1] == (
+        f"finished: all 1 session finished, 1 trajectory, lag {6 - int(counted[0])}, {told.versions}"
+    )
+
+
+def test_a_group_that_is_made_for_a_version_counts_from_that() -> None:
+    rules = Rules.in_order(1)
+    told = story(made(spanning((1, 4), (1, 5)), rules=rules, target_version=6), "a")
+
+    assert told.versions == "it spans versions 4 to 5: its lag counts from 6, for which it is made"
+
+
+def test_a_group_in_flight_counts_from_its_stamp_whatever_the_basis() -> None:
+    records = log(
+        submit("a", 2), ev.SessionStarted("a", 0, 1), ev.SessionFinished("a", 0, 1, (spanning((1, 0), (1, 1)),)),
+        rules=Rules(basis="oldest_token"),
+    )  # fmt: skip
+
+    assert story(records, "a").versions == (
+        "it spans versions 0 to 1: its lag counts from 0, its stamp, until all of it has ended (basis oldest_token)"
+    )
+
+
+def test_a_group_that_the_run_went_back_from_counts_from_the_mark() -> None:
+    records = log(
+        ev.CheckpointMarked(1, 0, 1), ev.WeightsPublished(4), submit("a", stamp=4), ev.SessionStarted("a", 0, 1),
+        ev.SessionFinished("a", 0, 1, (spanning((1, 4), (1, 5)),)), ev.GroupFinished("a"),
+        ev.RunRecovered(Rules().to_dict(), RULES_VERSION, 0, 2), ev.RunRewound(1, 2, 0, 2),
+    )  # fmt: skip
+
+    assert story(records, "a").versions == (
+        "it spans versions 4 to 5: its lag counts from 0, the version that the run went back to"
+    )
+
+
 def test_an_unknown_group_is_refused_with_ids_that_are_near() -> None:
     records = log(submit("math-1"), submit("math-2"))
 
