@@ -6,10 +6,17 @@ from typing import Any
 import attrs
 import msgspec
 
+from groupstate.core.arguments import as_integer, shown
 from groupstate.errors import BadInput
 
 GROUP_SIZE_MAX = 4_096
 """Sessions in a group. More is a mistake in a file, not a plan."""
+
+
+def _plain(n: int | None) -> int | None:
+    """An integer of another library as Python's own. What is none is refused where the prompt comes in."""
+    found = None if n is None else as_integer(n)
+    return n if found is None else found
 
 
 @attrs.frozen
@@ -19,7 +26,7 @@ class Prompt:
     content: Any = None
     """A text, a list of chat messages, token ids, a dict: JSON-like values."""
     dataset: str = ""
-    n: int | None = None
+    n: int | None = attrs.field(default=None, converter=_plain)
     """Sessions; None for the run's setting."""
     group_id: str | None = None
     """None: one is made."""
@@ -40,8 +47,11 @@ def encoded_prompt(prompt: Prompt, group_id: str) -> bytes:
     """
     if not isinstance(group_id, str) or not group_id:
         raise BadInput(f"a group id is a string that is not empty, not {group_id!r}")
-    if prompt.n is not None and not (isinstance(prompt.n, int) and 1 <= prompt.n <= GROUP_SIZE_MAX):
-        raise BadInput(f"group {group_id!r} has n = {prompt.n!r} sessions; it must be 1 to {GROUP_SIZE_MAX}")
+    count = None if prompt.n is None else as_integer(prompt.n)
+    if prompt.n is not None and (count is None or not 1 <= count <= GROUP_SIZE_MAX):
+        raise BadInput(
+            f"group {group_id!r} has n = {shown(prompt.n)} sessions; it must be an integer from 1 to {GROUP_SIZE_MAX}"
+        )
     try:
         group_id.encode()
         data = msgspec.msgpack.encode(_Stored(prompt.content, dict(prompt.extra)))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 import msgspec
 from msgspec.structs import fields, force_setattr
 
+from groupstate.core.arguments import as_integer
 from groupstate.core.near import nearest
 from groupstate.errors import BadSettings
 
@@ -134,9 +135,12 @@ def bound_problem(name: str, value: float | None, least: float, most: float | No
 
 def _plain(value: Any) -> Any:
     """Numbers of numpy and others as Python's own."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if isinstance(value, bool):
         return value
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
+    whole = as_integer(value)
+    if whole is not None:
+        return whole
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def _wanted(kind: Any, value: Any) -> str:

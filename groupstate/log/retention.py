@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from groupstate.core.arguments import as_integer
 from groupstate.core.book import MARKS_REMEMBERED
 from groupstate.errors import BadSettings
 from groupstate.log.archive import archive_path, pack_segment
@@ -41,8 +42,9 @@ def checked_keep(keep: Keep) -> Keep:
     """
     if keep in ("all", "archive"):
         return keep
-    if isinstance(keep, int) and not isinstance(keep, bool) and 1 <= keep <= MARKS_REMEMBERED:
-        return keep
+    marks = as_integer(keep)
+    if marks is not None and 1 <= marks <= MARKS_REMEMBERED:
+        return marks
     raise BadSettings(
         f"keep_log is {keep!r}; it is 'all', 'archive', or a number of checkpoints from 1 to {MARKS_REMEMBERED}"
     )

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import attrs
 
+from groupstate.core.arguments import integer
 from groupstate.core.events import FailureKind
 from groupstate.core.prompt import Prompt
 from groupstate.errors import SessionStateError
@@ -104,8 +105,9 @@ class GroupHandle:
             SessionStateError: the session is under way or has ended; or there is no such session.
             UnknownGroup: the group has left.
         """
-        number = self._run.in_loop(lambda: self._start(session, worker))
-        return Attempt(self.id, session, number, self._run)
+        place = integer("session", session)
+        number = self._run.in_loop(lambda: self._start(place, worker))
+        return Attempt(self.id, place, number, self._run)
 
     def _start(self, session: int, worker: str) -> int:
         group = self._run.book.group(self.id, f"start session {session}")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from groupstate.core import events as ev
+from groupstate.core.arguments import integer
 from groupstate.core.snapshot import capture, encoded
 from groupstate.errors import BadSettings
 from groupstate.log.retention import Keep
@@ -28,9 +29,7 @@ def checked_events(events: int) -> int:
     Raises:
         BadSettings: not a number of events between two snapshots.
     """
-    if not isinstance(events, int) or isinstance(events, bool) or events < 1:
-        raise BadSettings(f"snapshot_events is {events!r}; it must be an integer of at least 1")
-    return events
+    return integer("snapshot_events", events, least=1, error=BadSettings)
 
 
 class Snapshots(Protocol):

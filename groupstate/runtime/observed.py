@@ -27,6 +27,7 @@ from typing import Any, Final
 import attrs
 
 from groupstate.core import events as ev
+from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
 from groupstate.core.group import SETTLED, Group
@@ -159,13 +160,11 @@ class StatusFeed:
             )
         if controller.source is not None:
             raise BadSettings("a status feed needs a controller without a source: prompts are dispatched outside")
-        if not 1 <= group_size <= SIZE_MAX:
-            raise BadSettings(f"group_size is {group_size}; it must be from 1 to {SIZE_MAX}")
         self.ledger = ledger
         self.controller = controller
         self.book: Book = ledger.book
         self.rules = ledger.rules
-        self.group_size = group_size
+        self.group_size = integer("group_size", group_size, least=1, most=SIZE_MAX, error=BadSettings)
         self.explanation: Explanation | None = None
         """Why the latest `sample_now` had nothing to give; None if it gave a batch."""
         self._sampler = Sampler(controller)
@@ -194,7 +193,8 @@ class StatusFeed:
         Args:
             snapshot_events: events between two snapshots, which make beginning again quick; written on this thread.
         """
-        checked_events(snapshot_events)
+        snapshot_events = checked_events(snapshot_events)
+        weight_version = integer_or_none("weight_version", weight_version, error=BadSettings)
         ledger = Ledger(event_log, rules, clock_ns=clock_ns)
         recovery.load(ledger)
         feed = cls(ledger, Controller(ledger, None, group_size=group_size), group_size=group_size)
@@ -414,7 +414,8 @@ class StatusFeed:
             SampleError: the batch can't come (see its subclasses); what is sampleable stays so.
             LogFailed: the log is broken.
         """
-        self._sampler.check(batch_size, partition)
+        batch_size = self._sampler.check(batch_size, partition)
+        weight_version = integer_or_none("weight_version", weight_version)
         if weight_version is not None:
             self.ledger.publish(weight_version)
         if self._in_vain == (self.book.last_seq, batch_size, partition):
@@ -561,4 +562,4 @@ def _sampled(claim: Claim) -> Sampled:
 
 
 def _number(batch: Sampled | int) -> int:
-    return batch.batch if isinstance(batch, Sampled) else batch
+    return batch.batch if isinstance(batch, Sampled) else integer("batch", batch, wanted="a batch or its number")

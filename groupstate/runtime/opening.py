@@ -16,6 +16,7 @@ from typing import Any, get_args
 import anyio
 import anyio.from_thread
 
+from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.custom import CustomRule
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.core.rules import Rules
@@ -113,9 +114,11 @@ async def open_run(
     _need_asyncio()
     event_log = log
     try:
-        _check_settings(group_size, grace_s, cancel_grace_s, on_rewind)
-        checked_events(snapshot_events)
-        checked_keep(keep_log)
+        _check_settings(grace_s, cancel_grace_s, on_rewind)
+        group_size = integer("group_size", group_size, least=1, most=GROUP_SIZE_MAX, error=BadSettings)
+        weight_version = integer_or_none("weight_version", weight_version, error=BadSettings)
+        seed = integer("seed", seed, error=BadSettings)
+        snapshot_events, keep_log = checked_events(snapshot_events), checked_keep(keep_log)
         _check_selection(selection)
         signals = signals_named(close_on)
         prompts = None if source is None else as_source(source)
@@ -181,10 +184,8 @@ def _need_asyncio() -> None:
         raise Unsupported("groupstate needs Linux or macOS: its locks and durability are not made for Windows")
 
 
-def _check_settings(group_size: int, grace_s: float, cancel_grace_s: float, on_rewind: str) -> None:
+def _check_settings(grace_s: float, cancel_grace_s: float, on_rewind: str) -> None:
     """What can be wrong is told before anything is written."""
-    if not isinstance(group_size, int) or not 1 <= group_size <= GROUP_SIZE_MAX:
-        raise BadSettings(f"group_size is {group_size!r}; it must be an integer from 1 to {GROUP_SIZE_MAX}")
     for name, value in (("grace_s", grace_s), ("cancel_grace_s", cancel_grace_s)):
         if not math.isfinite(value) or value < 0:
             raise BadSettings(f"{name} is {value}; it must be finite and at least 0")
@@ -200,7 +201,6 @@ def _open_log(
     disk_bytes_max: int | None,
     disk_free_min_bytes: int | None,
 ) -> EventLog:
-    checked_keep(keep)
     bounded = (disk_bytes_max, disk_free_min_bytes) != (None, None)
     if bounded and (path is None or durability == "memory"):
         raise BadSettings(

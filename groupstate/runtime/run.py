@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from groupstate.batch import Batch
 from groupstate.core import events as ev
+from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
 from groupstate.core.frontier import FrontierTracker, SourceFrontier
@@ -181,6 +182,8 @@ class Run:
         )
 
         check_partition(partition)
+        weight_version = integer_or_none("weight_version", weight_version)
+        target_version = integer_or_none("target_version", target_version)
 
         def record() -> GroupHandle:
             self._need_open("submit")
@@ -274,7 +277,9 @@ class Run:
         Raises:
             WeightVersionError: the version is below the current one.
             EngineError: the engine refused the weights; the version is not published.
+            BadInput: the version is no integer. Nothing was touched.
         """
+        weight_version = integer("weight_version", weight_version)
         async with self._publishing:
             self._need_log("publish weights")
             if weights is not None and weight_version >= self.weight_version:
@@ -543,4 +548,4 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _number(batch: Batch | int) -> int:
-    return batch if isinstance(batch, int) else batch.number
+    return batch.number if isinstance(batch, Batch) else integer("batch", batch, wanted="a Batch or its number")

@@ -14,6 +14,7 @@ import anyio.to_thread
 import attrs
 
 from groupstate.batch import Batch, BatchGroup
+from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.book import Book
 from groupstate.core.events import TRAIN, VALIDATION, PayloadRef
 from groupstate.core.explain import Explanation, explain
@@ -59,7 +60,8 @@ class Sampler:
             DamagedPayload: of a validation group; a damaged training group is evicted and another awaited.
             LogFailed: the log is broken.
         """
-        self.check(batch_size, partition)
+        batch_size = self.check(batch_size, partition)
+        weight_version = integer_or_none("weight_version", weight_version)
         if weight_version is not None:
             self._ledger.publish(weight_version)
         deadline = anyio.current_time() + timeout_s if timeout_s is not None else math.inf
@@ -97,6 +99,7 @@ class Sampler:
     async def wait_sampleable(self, count: int, partition: str = TRAIN) -> int:
         """Wait until `count` groups are sampleable; takes nothing. Returns how many there are."""
         check_partition(partition)
+        count = integer("count", count, least=0)
         if partition != TRAIN:
             return await self._watch(count, partition)
         self._controller.watched.append(count)
@@ -132,19 +135,19 @@ class Sampler:
         ways = ("the trainer's turn must end: until then the engine generates nothing", *explanation.unblocked_by)
         return attrs.evolve(explanation, unblocked_by=ways)
 
-    def check(self, batch_size: int, partition: str) -> None:
-        """
+    def check(self, batch_size: int, partition: str) -> int:
+        """The batch size, as Python's own integer.
+
         Raises:
             SampleError, BadSettings, RunIsClosed: such a batch can't be asked for now.
         """
         check_partition(partition)
         if self._controller.closing:
             raise RunIsClosed("the run is closed; open it again to sample")
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise SampleError(f"batch_size is {batch_size!r}; it must be an integer of at least 1")
+        batch_size = integer("batch_size", batch_size, least=1, error=SampleError)
         rules = self._controller.rules
         if partition != TRAIN or rules.mode != "sync":
-            return
+            return batch_size
         if self._book.waiting(TRAIN):
             raise SamplerBusy("a sample() of the training partition waits already; in sync mode one may wait at a time")
         if rules.batch_size is not None and batch_size > rules.batch_size:
@@ -152,6 +155,7 @@ class Sampler:
                 f"sample({batch_size}) is above the rules' batch_size {rules.batch_size}, which bounds the refills "
                 "of sync mode; ask for less or raise batch_size"
             )
+        return batch_size
 
     async def _answered(self, waiter: Waiter, partition: str, deadline: float) -> None:
         """Wait for the answer; warn each time that nothing has happened for `stall_s`."""

@@ -48,7 +48,7 @@ def test_a_group_has_from_one_session_to_the_bound(n: int) -> None:
     with pytest.raises(BadInput) as refused:
         encoded_prompt(Prompt("x", n=n), "g7")
 
-    assert str(refused.value) == f"group 'g7' has n = {n} sessions; it must be 1 to {GROUP_SIZE_MAX}"
+    assert str(refused.value) == (f"group 'g7' has n = {n} sessions; it must be an integer from 1 to {GROUP_SIZE_MAX}")
 
 
 @pytest.mark.parametrize("n", [None, 1, GROUP_SIZE_MAX])
@@ -56,7 +56,7 @@ def test_the_bounds_themselves_are_taken(n: int | None) -> None:
     assert encoded_prompt(Prompt("x", n=n), "g7")
 
 
-@pytest.mark.parametrize("n", [2.5, "4"], ids=repr)
+@pytest.mark.parametrize("n", [2.5, "4", True], ids=repr)
 def test_a_number_of_sessions_is_an_integer(n: Any) -> None:
     with pytest.raises(BadInput, match="group 'g7' has n = "):
         encoded_prompt(Prompt("x", n=n), "g7")
