@@ -30,13 +30,14 @@ from groupstate.log.retention import Keep, checked_keep
 from groupstate.log.rundir import RunDir
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller
+from groupstate.runtime.functions import call_problem, is_async, named, session_problem
 from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.recovery import CheckpointMark, OnRewind
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.run import Run
 from groupstate.runtime.session import SessionFunction
-from groupstate.runtime.settings import is_async, load_function
+from groupstate.runtime.settings import load_function
 from groupstate.runtime.signals import close_on_signal, signals_named
 from groupstate.runtime.source_identity import check_same, identity
 from groupstate.runtime.sources import ListSource, MixedSource, Source, as_source
@@ -120,6 +121,8 @@ async def open_run(
         seed = integer("seed", seed, error=BadSettings)
         snapshot_events, keep_log = checked_events(snapshot_events), checked_keep(keep_log)
         _check_selection(selection)
+        if session is not None and (problem := session_problem(session)):
+            raise BadSettings(f"session {named(session)} {problem}")
         signals = signals_named(close_on)
         prompts = None if source is None else as_source(source)
         if event_log is None:
@@ -237,6 +240,8 @@ def _check_selection(selection: CustomRule | None) -> None:
             f"selection is {selection!r}; it must be a plain function rule(book, rules, request): a decision sees one "
             "state of the book, so nothing may be awaited in it"
         )
+    if selection is not None and (problem := call_problem(selection, "book", "rules", "request")):
+        raise BadSettings(f"selection {named(selection)} {problem}")
 
 
 def _ledger(

@@ -14,6 +14,7 @@ from groupstate.core.prompt import Prompt
 from groupstate.core.trajectory import Trajectory
 from groupstate.engines.port import Engine, Generation, Request, SamplingParams
 from groupstate.errors import BadSettings, EngineError
+from groupstate.runtime.functions import call_problem, named
 from groupstate.runtime.transcript import Transcript
 
 
@@ -137,7 +138,13 @@ def session_from_reward(reward: RewardFunction) -> SessionFunction:
     Args:
         reward: `reward(prompt: Prompt, text: str)`, plain or async; gives a number or a dict of metrics that
             has a `reward`. A plain one runs on the event loop, so a slow one should be async.
+
+    Raises:
+        BadSettings: it is no function, or can't be called with these two.
     """
+    problem = call_problem(reward, "prompt", "text") if callable(reward) else "is no function"
+    if problem:
+        raise BadSettings(f"reward {named(reward)} {problem}; write: def reward(prompt, text): ...")
 
     async def session(ctx: SessionContext) -> Trajectory:
         text = ctx.prompt.content

@@ -6,7 +6,6 @@ Rule 2: a flag wins over the file, key by key.
 
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 import tomllib
@@ -22,6 +21,7 @@ from groupstate.core.rules import Rules, rules_from_dict
 from groupstate.core.typed_settings import bound_problem, unknown_key
 from groupstate.engines.port import SamplingParams
 from groupstate.errors import BadInput, BadSettings
+from groupstate.runtime.functions import session_problem
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -164,16 +164,15 @@ def load_function(name: str, flag: str) -> Callable[..., Any]:
 
 
 def load_session(name: str, flag: str) -> Callable[..., Any]:
-    """A session function, which must be async."""
+    """A session function, which must be async.
+
+    Raises:
+        BadInput: see `load_function`; or it can't be run as a session.
+    """
     function = load_function(name, flag)
-    if not is_async(function):
-        raise BadInput(f"{flag}: {name} is not async; write: async def {name.rpartition(':')[2]}(ctx): ...")
+    if problem := session_problem(function):
+        raise BadInput(f"{flag}: {name} {problem}")
     return function
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await: an `async def`, or an object whose `__call__` is one."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _module(name: str, flag: str) -> ModuleType:

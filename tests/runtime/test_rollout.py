@@ -1391,7 +1391,7 @@ async def test_who_waits_for_a_change_hears_of_a_broken_log(loop):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_a_source_of_failing_prompts_is_not_drawn_without_end(loop, mode):
     rules = Rules(mode=mode, batch_size=2, admission=PerBatch(warmup=1))
-    async with opened(loop, rules=rules, source=range(10_000), session=failing) as run:
+    async with opened(loop, rules=rules, source=range(10_000), session=failing(ValueError("no"))) as run:
         await anyio.sleep(3600)
         drawn = run.book.totals["submitted"]
         with pytest.raises(EvictionStreak):

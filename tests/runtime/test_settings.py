@@ -8,7 +8,6 @@ from groupstate import Rules, SamplingParams
 from groupstate.errors import BadInput, BadSettings
 from groupstate.runtime.settings import (
     RunTable,
-    is_async,
     load_function,
     load_session,
     merged_rules,
@@ -198,8 +197,5 @@ def test_a_session_must_be_async(file):
     assert load_session(f"{file}:ready", "--session")
     with pytest.raises(BadInput, match=r"is not async; write: async def plain\(ctx\)"):
         load_session(f"{file}:plain", "--session")
-
-
-def test_an_object_with_an_async_call_is_async(file):
-    assert is_async(load_function(f"{file}:ready", "--session"))
-    assert not is_async(load_function(f"{file}:plain", "--session"))
+    with pytest.raises(BadInput, match=r"^--session: sub/mine.py:Callable is a class; give an object of it"):
+        load_session(f"{file}:Callable", "--session")
