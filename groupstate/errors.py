@@ -65,7 +65,8 @@ class UnknownBatch(GroupstateError):
 
 
 class BadSettings(GroupstateError):
-    """Rules or settings that contradict themselves, or a key that doesn't exist."""
+    """Rules or settings that contradict themselves, a key that doesn't exist, or a value of another kind than it must
+    be."""
 
 
 class WeightVersionError(GroupstateError):
@@ -239,7 +240,8 @@ class EngineDied(EngineError):
 
 
 class BadInput(GroupstateError):
-    """A file that the user named can't be used; the text says which line and what would be right."""
+    """A file, a prompt or an argument that can't be used; the text says which, for a file which line, and what would be
+    right."""
 
 
 class MissingExtra(GroupstateError):

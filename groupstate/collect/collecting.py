@@ -19,12 +19,14 @@ import attrs
 
 from groupstate.collect.files import RowFile, row_file
 from groupstate.core import events as ev
+from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.book import Book
 from groupstate.core.rules import Rules, Slots
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import BadInput, BadSettings, NotARun, NotEnoughGroups
 from groupstate.log.rundir import RunDir
 from groupstate.runtime.opening import open_run
+from groupstate.runtime.options import check_rules
 from groupstate.runtime.run import Run
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.sources import as_source
@@ -109,6 +111,9 @@ async def collect(
         SampleError: nothing is accepted any more, a metric is missing, the engine died.
         LogError: the run directory can't be used.
     """
+    check_rules(rules)
+    groups = integer_or_none("groups", groups, least=1, error=BadSettings)
+    in_flight = integer("in_flight", in_flight, least=1, error=BadSettings)
     chosen = _rules_for(rules or Rules(), groups, in_flight)
     _check_out(prompts, out)
     _check_run(run, resume=resume)
@@ -138,10 +143,6 @@ async def collect(
 def _rules_for(rules: Rules, groups: int | None, in_flight: int) -> Rules:
     if rules.mode == "sync":
         raise BadSettings("mode is 'sync', which is about a trainer that waits; collecting has none: leave it out")
-    if groups is not None and groups < 1:
-        raise BadSettings(f"groups is {groups}; it must be at least 1")
-    if in_flight < 1:
-        raise BadSettings(f"in_flight is {in_flight}; it must be at least 1")
     changes: dict[str, Any] = {}
     if rules.admission is None:
         changes["admission"] = Slots(n=min(in_flight, groups or in_flight))

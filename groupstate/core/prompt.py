@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from groupstate.core.arguments import as_integer, shown
+from groupstate.core.arguments import as_integer, shown, string
 from groupstate.errors import BadInput
 
 GROUP_SIZE_MAX = 4_096
@@ -46,12 +46,15 @@ def encoded_prompt(prompt: Prompt, group_id: str) -> bytes:
         BadInput: it holds what can't be stored, or sizes that make no sense.
     """
     if not isinstance(group_id, str) or not group_id:
-        raise BadInput(f"a group id is a string that is not empty, not {group_id!r}")
+        raise BadInput(f"a group id is a string that is not empty, not {shown(group_id)}")
     count = None if prompt.n is None else as_integer(prompt.n)
     if prompt.n is not None and (count is None or not 1 <= count <= GROUP_SIZE_MAX):
         raise BadInput(
             f"group {group_id!r} has n = {shown(prompt.n)} sessions; it must be an integer from 1 to {GROUP_SIZE_MAX}"
         )
+    string(f"the dataset of group {group_id!r}", prompt.dataset)
+    if not isinstance(prompt.extra, Mapping):
+        raise BadInput(f"the extra of group {group_id!r} is {shown(prompt.extra)}; it must be a mapping of names")
     try:
         group_id.encode()
         data = msgspec.msgpack.encode(_Stored(prompt.content, dict(prompt.extra)))

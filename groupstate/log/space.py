@@ -8,6 +8,7 @@ Rule 3: a hold keeps the text that it began with, so that it is written down onc
 
 import threading
 
+from groupstate.core.arguments import integer_or_none
 from groupstate.core.held import DISK_HOLD
 from groupstate.errors import BadSettings
 from groupstate.log.disk import Disk
@@ -148,19 +149,14 @@ def with_quota(
     Raises:
         BadSettings: a bound that can't be one.
     """
-    check_quota(disk_bytes_max, disk_free_min_bytes)
-    if disk_bytes_max is None and disk_free_min_bytes is None:
+    bytes_max = _bound("disk_bytes_max", disk_bytes_max)
+    free_min_bytes = _bound("disk_free_min_bytes", disk_free_min_bytes)
+    if bytes_max is None and free_min_bytes is None:
         return disk, None
     metered = MeteredDisk(disk, path)
     metered.count()
-    return metered, Space(metered, path, disk_bytes_max, disk_free_min_bytes)
+    return metered, Space(metered, path, bytes_max, free_min_bytes)
 
 
-def check_quota(disk_bytes_max: int | None, disk_free_min_bytes: int | None) -> None:
-    """
-    Raises:
-        BadSettings: a bound that can't be one.
-    """
-    for name, value in (("disk_bytes_max", disk_bytes_max), ("disk_free_min_bytes", disk_free_min_bytes)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise BadSettings(f"{name} is {value!r}; it must be a whole number of bytes, at least 1")
+def _bound(name: str, value: int | None) -> int | None:
+    return integer_or_none(name, value, least=1, wanted="a number of bytes, an integer", error=BadSettings)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import attrs
 
-from groupstate.core.arguments import integer
+from groupstate.core.arguments import boolean, integer, string
 from groupstate.core.events import FailureKind
 from groupstate.core.prompt import Prompt
 from groupstate.errors import SessionStateError
@@ -61,7 +61,7 @@ class Attempt:
         """
         if kind not in REPORTABLE:
             raise SessionStateError(f"a failure is of kind {', '.join(REPORTABLE)}, not {kind!r}")
-        again = isinstance(error, RetryableError) if retryable is None else retryable
+        again = isinstance(error, RetryableError) if retryable is None else boolean("retryable", retryable)
         text = describe(error) if isinstance(error, BaseException) else str(error)
 
         def record() -> bool:
@@ -106,6 +106,7 @@ class GroupHandle:
             UnknownGroup: the group has left.
         """
         place = integer("session", session)
+        string("worker", worker)
         number = self._run.in_loop(lambda: self._start(place, worker))
         return Attempt(self.id, place, number, self._run)
 

@@ -5,7 +5,6 @@ Rule: what can be wrong is told before anything is written; leaving the block le
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import time
@@ -28,9 +27,8 @@ from groupstate.log.memory import MemoryLog
 from groupstate.log.port import Durability, EventLog
 from groupstate.log.retention import Keep, checked_keep
 from groupstate.log.rundir import RunDir
-from groupstate.runtime import recovery
+from groupstate.runtime import options, recovery
 from groupstate.runtime.controller import Controller
-from groupstate.runtime.functions import call_problem, is_async, named, session_problem
 from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.recovery import CheckpointMark, OnRewind
@@ -113,20 +111,26 @@ async def open_run(
         RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
     """
     _need_asyncio()
+    options.check_log(log)
     event_log = log
     try:
-        _check_settings(grace_s, cancel_grace_s, on_rewind)
+        options.check_path(path)
+        options.check_rules(rules)
+        options.check_selection(selection)
+        options.check_session(session)
+        options.check_engine(engine, params)
+        options.check_resumption(resume_at, on_rewind, source_changed, take_over)
+        options.check_times(grace_s, cancel_grace_s, clock_ns)
         group_size = integer("group_size", group_size, least=1, most=GROUP_SIZE_MAX, error=BadSettings)
         weight_version = integer_or_none("weight_version", weight_version, error=BadSettings)
         seed = integer("seed", seed, error=BadSettings)
         snapshot_events, keep_log = checked_events(snapshot_events), checked_keep(keep_log)
-        _check_selection(selection)
-        if session is not None and (problem := session_problem(session)):
-            raise BadSettings(f"session {named(session)} {problem}")
         signals = signals_named(close_on)
         prompts = None if source is None else as_source(source)
         if event_log is None:
             event_log = _open_log(path, durability, keep_log, take_over, disk_bytes_max, disk_free_min_bytes)
+        elif path is not None:
+            raise BadSettings(f"both path {str(path)!r} and a log are given; a run is kept in one of them")
         elif (disk_bytes_max, disk_free_min_bytes, keep_log) != (None, None, "all"):
             raise BadSettings(
                 "disk_bytes_max, disk_free_min_bytes and keep_log are the log's; give them to the log that you made"
@@ -187,15 +191,6 @@ def _need_asyncio() -> None:
         raise Unsupported("groupstate needs Linux or macOS: its locks and durability are not made for Windows")
 
 
-def _check_settings(grace_s: float, cancel_grace_s: float, on_rewind: str) -> None:
-    """What can be wrong is told before anything is written."""
-    for name, value in (("grace_s", grace_s), ("cancel_grace_s", cancel_grace_s)):
-        if not math.isfinite(value) or value < 0:
-            raise BadSettings(f"{name} is {value}; it must be finite and at least 0")
-    if on_rewind not in get_args(OnRewind):
-        raise BadSettings(f"on_rewind is {on_rewind!r}; it is one of {', '.join(get_args(OnRewind))}")
-
-
 def _open_log(
     path: str | Path | None,
     durability: Durability,
@@ -232,16 +227,6 @@ def _open_log(
     return FileLog.create(
         path, durability=durability, keep=keep, disk_bytes_max=disk_bytes_max, disk_free_min_bytes=disk_free_min_bytes
     )
-
-
-def _check_selection(selection: CustomRule | None) -> None:
-    if selection is not None and (not callable(selection) or is_async(selection)):
-        raise BadSettings(
-            f"selection is {selection!r}; it must be a plain function rule(book, rules, request): a decision sees one "
-            "state of the book, so nothing may be awaited in it"
-        )
-    if selection is not None and (problem := call_problem(selection, "book", "rules", "request")):
-        raise BadSettings(f"selection {named(selection)} {problem}")
 
 
 def _ledger(
@@ -285,7 +270,7 @@ def own_selection(rules: Rules) -> CustomRule | None:
             f"selection {rules.selection!r} is a class, which makes no selection by itself; give "
             "open_run(selection=...) the object that is to be called"
         )
-    _check_selection(found)
+    options.check_selection(found)
     return found
 
 

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from groupstate.batch import Batch
 from groupstate.core import events as ev
-from groupstate.core.arguments import integer, integer_or_none
+from groupstate.core.arguments import boolean, integer, integer_or_none, string
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
 from groupstate.core.frontier import FrontierTracker, SourceFrontier
@@ -285,6 +285,8 @@ class Run:
             if weights is not None and weight_version >= self.weight_version:
                 if self.engine is None:
                     raise BadSettings("this run has no engine to give the weights to; leave weights out")
+                if not hasattr(self.engine, "publish_weights"):
+                    raise BadSettings("this run's engine has no publish_weights, so it takes none; leave weights out")
                 await self.engine.publish_weights(weights, weight_version)
             self.ledger.publish(weight_version)
 
@@ -302,7 +304,7 @@ class Run:
             EngineError: a turn is on already, or the engine isn't generating, or can't sleep.
             EngineDied: it is gone.
         """
-        return TrainerTurn(self, sleep=sleep)
+        return TrainerTurn(self, sleep=boolean("sleep", sleep))
 
     def cancel(self, group_id: str) -> None:
         """Give a group up: its sessions are cancelled, each end is recorded, then the group fails.
@@ -311,6 +313,7 @@ class Run:
             UnknownGroup: it isn't in the book.
             IllegalTransition: it is terminal already.
         """
+        _check_id(group_id)
 
         def give_up() -> None:
             group = self.book.group(group_id, "cancel")
@@ -327,6 +330,8 @@ class Run:
             UnknownGroup: it isn't in the book.
             IllegalTransition: it is finished or sampled.
         """
+        _check_id(group_id)
+        string("reason", reason)
 
         def again() -> None:
             self.book.group(group_id, "requeue")
@@ -368,6 +373,7 @@ class Run:
 
     async def checkpoint(self, name: str = "") -> CheckpointMark:
         """Mark this place in the log. Keep the mark beside the weights; `open_run(resume_at=mark)` goes back."""
+        string("name", name)
         self._need_log("mark a checkpoint")
         mark = self._mark(name)
         self._controller.settle()
@@ -395,6 +401,8 @@ class Run:
         Raises:
             LogFailed: something could not be kept. It is raised once.
         """
+        string("reason", reason)
+        boolean("mark", mark)
         if self._closing is None:
             self._controller.closing = True
             # A task of its own: a closing that was cut short would leave the lock behind, or events unkept.
@@ -545,6 +553,10 @@ def _first_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _check_id(group_id: str) -> None:
+    string("group_id", group_id, wanted="the id of a group, a string")
 
 
 def _number(batch: Batch | int) -> int:

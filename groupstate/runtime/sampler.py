@@ -14,7 +14,7 @@ import anyio.to_thread
 import attrs
 
 from groupstate.batch import Batch, BatchGroup
-from groupstate.core.arguments import integer, integer_or_none
+from groupstate.core.arguments import integer, integer_or_none, shown
 from groupstate.core.book import Book
 from groupstate.core.events import TRAIN, VALIDATION, PayloadRef
 from groupstate.core.explain import Explanation, explain
@@ -56,6 +56,7 @@ class Sampler:
         Raises:
             WeightVersionError: `weight_version` is below the current one.
             SampleError: the batch can't come (see its subclasses); what is sampleable stays so.
+            BadInput, BadSettings: an argument that can't be; nothing was published.
             RunIsClosed: the run is closed.
             DamagedPayload: of a validation group; a damaged training group is evicted and another awaited.
             LogFailed: the log is broken.
@@ -118,10 +119,12 @@ class Sampler:
         return self.sampleable_count(partition)
 
     def sampleable_count(self, partition: str = TRAIN) -> int:
+        check_partition(partition)
         return self._controller.sampleable_count(partition)
 
     def explain(self, partition: str = TRAIN) -> Explanation:
         """What the oldest waiting `sample()` waits for."""
+        check_partition(partition)
         explanation = explain(
             self._book,
             self._controller.rules,
@@ -203,7 +206,7 @@ def check_partition(partition: str) -> None:
         BadSettings: no such partition.
     """
     if partition not in (TRAIN, VALIDATION):
-        raise BadSettings(f"there is no partition {partition!r}; it is {TRAIN!r} or {VALIDATION!r}")
+        raise BadSettings(f"there is no partition {shown(partition)}; it is {TRAIN!r} or {VALIDATION!r}")
 
 
 def _batch(claim: Claim, partition: str, data: dict[int, bytes]) -> Batch:

@@ -6,7 +6,7 @@ Rule 2: what arrives while the run closes changes nothing; a run closes once.
 
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import anyio
 import anyio.abc
@@ -26,6 +26,8 @@ def signals_named(names: Sequence[str | int]) -> tuple[signal.Signals, ...]:
     Raises:
         BadSettings: no such signal, one that nobody can catch, or a thread that gets none.
     """
+    if not isinstance(names, str | int | Iterable):
+        raise BadSettings(f"close_on is {names!r}; it must be a list of signals, such as ['SIGTERM'], or () for none")
     found = tuple(_signal(name) for name in ((names,) if isinstance(names, str | int) else names))
     if found and threading.current_thread() is not threading.main_thread():
         raise BadSettings(

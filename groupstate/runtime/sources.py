@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import attrs
 import msgspec
 
+from groupstate.core.arguments import shown
 from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt
 from groupstate.errors import BadInput, BadSettings, MissingExtra
 
@@ -230,15 +231,15 @@ def as_source(value: Any) -> Source:
         missing = [name for name in ("name", "position", "seek") if not hasattr(value, name)]
         if missing:
             raise BadInput(
-                f"source {value!r} has no {', no '.join(missing)}; it needs name, position, draw() and seek()"
+                f"source {shown(value)} has no {', no '.join(missing)}; it needs name, position, draw() and seek()"
             )
         return value  # type: ignore[no-any-return]
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return ListSource(value)
-    if not isinstance(value, Iterable):
+    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray | memoryview):
         raise BadInput(
-            f"{value!r} can't give prompts; a source is a list, a file name, any iterable, a mapping of dataset names "
-            "to such, or an object with name, position, draw() and seek()"
+            f"{shown(value)} can't give prompts; a source is a list, a file name, any iterable, a mapping of dataset "
+            "names to such, or an object with name, position, draw() and seek()"
         )
     return IteratorSource(value)
 

@@ -9,10 +9,11 @@ import anyio
 import msgspec
 
 from groupstate.batch import Batch
+from groupstate.core.arguments import boolean, integer_or_none, shown
 from groupstate.core.events import VALIDATION
-from groupstate.core.prompt import Prompt, encoded_prompt
+from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, encoded_prompt
 from groupstate.engines.port import SamplingParams
-from groupstate.errors import BadSettings, LogFailed
+from groupstate.errors import BadInput, BadSettings, LogFailed
 from groupstate.runtime.sources import as_source
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ async def validated(
     run: "Run", prompts: Any, *, n: int | None, params: SamplingParams | None, greedy: bool, timeout_s: float | None
 ) -> Batch:
     """See `Run.validate`, which is this function."""
-    sampling = _sampling(run, params, greedy=greedy)
+    n = integer_or_none("n", n, least=1, most=GROUP_SIZE_MAX)
+    sampling = _sampling(run, params, greedy=boolean("greedy", greedy))
     fresh = [_fresh(prompt) for prompt in _drawn(prompts)]
     size = 1 if greedy and n is None else n
     groups: list[str] = []
@@ -69,7 +71,7 @@ def _sampling(run: "Run", params: SamplingParams | None, *, greedy: bool) -> Sam
             "give one of the two"
         )
     if params is not None and not isinstance(params, SamplingParams):
-        raise BadSettings(f"params is {params!r}; it must be SamplingParams")
+        raise BadSettings(f"params is {shown(params)}; it must be SamplingParams")
     if run._rollout is None:
         raise BadSettings(
             "params and greedy are for ctx.generate, and this run has no session function; whoever dispatches its "
@@ -82,9 +84,12 @@ def _drawn(prompts: Any) -> list[Prompt]:
     """All of them, checked before the first is submitted.
 
     Raises:
-        BadInput: one can't be stored.
+        BadInput: one can't be stored, or there are none.
     """
-    drawn = list(iter(as_source(prompts).draw, None))
+    source = as_source(prompts)
+    drawn = list(iter(source.draw, None))
+    if not drawn:
+        raise BadInput(f"there are no prompts to validate on: {source.name!r} gives none")
     for prompt in drawn:
         encoded_prompt(prompt, "validation")
     return drawn

@@ -68,10 +68,25 @@ def test_what_can_not_be_stored_is_refused_with_the_group(content: Any) -> None:
         encoded_prompt(Prompt(content), "g7")
 
 
-@pytest.mark.parametrize("extra", [None, 5, {"a": object()}], ids=["none", "number", "object"])
-def test_extra_that_can_not_be_stored_is_refused_as_well(extra: Any) -> None:
+def test_extra_that_can_not_be_stored_is_refused_as_well() -> None:
     with pytest.raises(BadInput, match="the prompt of group 'g7' can't be stored"):
+        encoded_prompt(Prompt("x", extra={"a": object()}), "g7")
+
+
+@pytest.mark.parametrize("extra", [None, 5, ["x"]], ids=repr)
+def test_extra_is_a_mapping(extra: Any) -> None:
+    with pytest.raises(BadInput) as refused:
         encoded_prompt(Prompt("x", extra=extra), "g7")
+
+    assert str(refused.value) == f"the extra of group 'g7' is {extra!r}; it must be a mapping of names"
+
+
+@pytest.mark.parametrize("dataset", [None, 3, ["math"]], ids=repr)
+def test_a_dataset_is_a_string(dataset: Any) -> None:
+    with pytest.raises(BadInput) as refused:
+        encoded_prompt(Prompt("x", dataset=dataset), "g7")
+
+    assert str(refused.value) == f"the dataset of group 'g7' is {dataset!r}; it must be a string"
 
 
 def test_extra_that_could_not_be_read_again_is_refused() -> None:

@@ -123,7 +123,7 @@ def test_a_file_system_that_does_not_say_how_much_is_left_is_let_be():
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "1 GB"])
 def test_a_bound_that_cannot_be_one_is_refused(value):
-    with pytest.raises(BadSettings, match="must be a whole number of bytes, at least 1"):
+    with pytest.raises(BadSettings, match="must be a number of bytes, an integer of at least 1"):
         make(FaultyDisk(), disk_bytes_max=value)
     with pytest.raises(BadSettings, match="disk_free_min_bytes"):
         make(FaultyDisk(), disk_free_min_bytes=value)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from groupstate import PerBatch, Prompt, Rules, open_run
+from groupstate import PerBatch, Prompt, Rules, open_run, sync
 from groupstate.core import events as ev
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.errors import BadInput, BadSettings, GroupstateError
@@ -158,3 +158,162 @@ def test_presets_count_with_integers_of_another_library_too():
     ):
         with pytest.raises(BadSettings, match=r"max_\w+ is .*; it must be an integer"):
             make()
+
+
+# What a run is opened with -------------------------------------------------------------------------------
+
+
+class Half:
+    """An engine that lacks some of what one has."""
+
+    weight_version = 0
+    tokenizer = None
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"rules": {"lag_max": 1}}, "rules is {'lag_max': 1}; it must be Rules, such as Rules(lag_max=1), or None"),
+        ({"params": {"temperature": 0}}, "params is {'temperature': 0}; it must be SamplingParams, such as "),
+        ({"engine": "vllm"}, "engine is 'vllm'; it must be an engine, an object with what groupstate.Engine lists"),
+        ({"engine": Half}, "engine is the class Half; it must be an object of it"),
+        ({"engine": Half()}, ", which has no generate; it must be an engine"),
+        ({"resume_at": "step 1"}, "resume_at is 'step 1'; it must be the CheckpointMark that run.checkpoint() gave"),
+        ({"on_rewind": ["keep"]}, "on_rewind is ['keep']; it is one of keep, evict"),
+        ({"source_changed": "no"}, "source_changed is 'no'; it must be True or False"),
+        ({"take_over": 1}, "take_over is 1; it must be True or False"),
+        ({"grace_s": "5"}, "grace_s is '5'; it must be a number of seconds, finite and at least 0"),
+        ({"cancel_grace_s": None}, "cancel_grace_s is None; it must be a number of seconds"),
+        ({"close_on": None}, "close_on is None; it must be a list of signals, such as ['SIGTERM'], or () for none"),
+        ({"clock_ns": 3}, "clock_ns is 3; it must be a function that gives whole nanoseconds, as time.time_ns does"),
+        ({"clock_ns": lambda: 1.5}, "clock_ns gives 1.5; it must be a function that gives whole nanoseconds"),
+        ({"durability": 3}, "durability is 3; it is one of fsync, os, memory"),
+        ({"keep_log": True}, "keep_log is True; it is 'all', 'archive', or a number of checkpoints"),
+        ({"log": "runs/x"}, "log is 'runs/x'; it must be an event log, as FileLog.create('runs/one') or MemoryLog()"),
+        ({"log": MemoryLog}, "log is the class MemoryLog; it must be an object of it"),
+    ],
+    ids=repr,
+)
+@virtual
+async def test_a_setting_of_another_kind_is_refused_before_anything_is_opened(loop, tmp_path, options, text):
+    source = iter(["a"])
+    where = {} if "log" in options else {"path": tmp_path / "run"}
+    with pytest.raises(BadSettings) as refused:
+        async with open_run(source=source, session=half_right, **where, **options):
+            pass
+
+    assert text in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+    assert next(source) == "a"
+
+
+@pytest.mark.parametrize("path", ["", 3, b"run", "a\0b"], ids=repr)
+@virtual
+async def test_a_path_that_names_no_directory_is_refused(loop, path):
+    with pytest.raises(BadSettings) as refused:
+        async with open_run(path):
+            pass
+
+    assert str(refused.value).startswith(f"path is {path!r}; it must be the name of a directory")
+
+
+@virtual
+async def test_a_log_and_a_path_together_are_refused_and_the_log_is_closed(loop, tmp_path):
+    log = MemoryLog()
+    with pytest.raises(BadSettings, match=r"both path .* and a log are given"):
+        async with open_run(tmp_path / "run", log=log):
+            pass
+
+    assert "closed" in repr(log)
+
+
+@pytest.mark.parametrize("source", [3, b"ab", None], ids=repr)
+@virtual
+async def test_prompts_to_validate_on_come_from_a_source(loop, source):
+    async with opened(loop) as run:
+        with pytest.raises(BadInput, match="can't give prompts; a source is a list, a file name"):
+            await run.validate(source)
+
+
+@virtual
+async def test_weights_for_an_engine_that_takes_none_are_refused(loop):
+    engine = Half()
+    engine.generate = None
+    async with opened(loop, engine=engine) as run:
+        with pytest.raises(BadSettings, match="this run's engine has no publish_weights, so it takes none"):
+            await run.publish_weights(1, {"w": 1.0})
+
+        assert run.weight_version == 0
+        await run.publish_weights(1)
+
+
+def test_the_blocking_twin_refuses_the_same():
+    with (
+        pytest.raises(BadSettings, match=r"rules is {'lag_max': 1}; it must be Rules"),
+        sync.open_run(rules={"lag_max": 1}),
+    ):
+        pass
+    with sync.open_run() as run:
+        with pytest.raises(BadInput, match="weight_version is '6'; it must be an integer"):
+            run.publish_weights("6")
+        with pytest.raises(BadInput, match="batch is None; it must be a Batch or its number"):
+            run.commit(None)
+        with pytest.raises(BadInput, match="name is 3; it must be a string"):
+            run.checkpoint(3)
+
+
+# What its methods are called with ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda run: run.commit([1]), "batch is [1]; it must be a Batch or its number"),
+        (lambda run: run.commit(None), "batch is None; it must be a Batch or its number"),
+        (lambda run: run.checkpoint(3), "name is 3; it must be a string"),
+        (lambda run: run.checkpoint("\ud800"), r"name is '\ud800'; it must be a string that UTF-8 can hold"),
+        (lambda run: run.close(None), "reason is None; it must be a string"),
+        (lambda run: run.close(mark="yes"), "mark is 'yes'; it must be True or False"),
+        (lambda run: run.cancel(["g1"]), "group_id is ['g1']; it must be the id of a group, a string"),
+        (lambda run: run.requeue(1), "group_id is 1; it must be the id of a group, a string"),
+        (lambda run: run.requeue("there", 3), "reason is 3; it must be a string"),
+        (lambda run: run.submit("x", dataset=3), "the dataset of group 'g3' is 3; it must be a string"),
+        (lambda run: run.submit(Prompt("x", dataset=3)), "the dataset of group 'g3' is 3; it must be a string"),
+        (lambda run: run.submit(Prompt("x", extra=3)), "the extra of group 'g3' is 3; it must be a mapping of names"),
+        (lambda run: run.submit("x", group_id=3), "a group id is a string that is not empty, not 3"),
+        (lambda run: run.submit("x", partition=3), "there is no partition 3; it is 'train' or 'val'"),
+        (lambda run: run.sample(1, partition=["val"]), "there is no partition ['val']; it is 'train' or 'val'"),
+        (lambda run: run.wait_sampleable(-1), "count is -1; it must be an integer of at least 0"),
+        (lambda run: run.wait_sampleable(1, "all"), "there is no partition 'all'"),
+        (lambda run: run.sampleable_count(["val"]), "there is no partition ['val']"),
+        (lambda run: run.explain({}), "there is no partition {}"),
+        (lambda run: run.validate([]), "there are no prompts to validate on: 'list' gives none"),
+        (lambda run: run.validate(["q"], n=0), "n is 0; it must be an integer from 1 to 4096"),
+        (lambda run: run.validate(["q"], greedy="no"), "greedy is 'no'; it must be True or False"),
+        (lambda run: run.validate(["q"], params={"top_p": 1}), "params is {'top_p': 1}; it must be SamplingParams"),
+        (lambda run: run.trainer_turn(sleep=0), "sleep is 0; it must be True or False"),
+        (lambda run: run.pending()[0].start(0, worker=3), "worker is 3; it must be a string"),
+    ],
+)
+@virtual
+async def test_an_argument_of_another_kind_is_refused_and_nothing_is_changed(loop, call, text):
+    async with opened(loop) as run:
+        run.submit("x", group_id="there")
+        run.submit("y")
+        before = run.book.last_seq
+        with pytest.raises(GroupstateError) as refused:
+            await done(call(run))
+
+        assert text in str(refused.value)
+        assert run.book.last_seq == before
+        assert run.submit("z").phase == "pending", "the run is open"
+
+
+@virtual
+async def test_whether_a_failure_may_be_retried_is_true_or_false(loop):
+    async with opened(loop) as run:
+        attempt = run.submit("x").start(0)
+        with pytest.raises(BadInput, match="retryable is 'no'; it must be True or False"):
+            attempt.fail("broken", retryable="no")
+
+        assert attempt.fail("broken", retryable=False)
