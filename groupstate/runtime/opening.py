@@ -19,7 +19,6 @@ from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.custom import CustomRule
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.core.rules import Rules
-from groupstate.core.supply import shares_of
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import BadInput, BadSettings, Unsupported
 from groupstate.log.file import FileLog
@@ -36,9 +35,10 @@ from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.run import Run
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.settings import load_function
+from groupstate.runtime.sharing import sharable
 from groupstate.runtime.signals import close_on_signal, signals_named
 from groupstate.runtime.source_identity import check_same, identity
-from groupstate.runtime.sources import ListSource, MixedSource, Source, as_source
+from groupstate.runtime.sources import as_source
 
 
 @contextlib.asynccontextmanager
@@ -136,7 +136,7 @@ async def open_run(
                 "disk_bytes_max, disk_free_min_bytes and keep_log are the log's; give them to the log that you made"
             )
         ledger, custom = _ledger(event_log, rules, selection, group_size, clock_ns)
-        prompts = _sharable(ledger.rules, prompts)
+        prompts = sharable(ledger.rules, ledger.book, prompts)
         controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
         controller.space = getattr(event_log, "space", None)
         rollout = None
@@ -284,33 +284,6 @@ def _check_size(rules: Rules, group_size: int) -> None:
             "group_size is 1, and on_singleton 'evict' throws every group of one session away, so no batch could ever "
             "come; make group_size at least 2, or keep such groups by on_singleton 'keep'"
         )
-
-
-def _sharable(rules: Rules, source: Source | None) -> Source | None:
-    """Shares are kept by drawing from one dataset or another, so the source must let us choose. Prompts that are all
-    at hand are taken apart by their dataset.
-
-    Raises:
-        BadSettings: the source can't be asked for one dataset, or lacks one that has a share.
-    """
-    shared = sorted(name for name, own in rules.datasets.items() if own.share is not None)
-    if not shared or source is None:
-        return source
-    if isinstance(source, ListSource):
-        source = source.by_dataset()
-    if not isinstance(source, MixedSource):
-        raise BadSettings(
-            f"the rules give shares to {', '.join(map(repr, shared))}, and the source {source.name!r} can't be asked "
-            "for one dataset; give open_run a mapping: source={'name': prompts, ...}"
-        )
-    if not shares_of(rules, source.datasets):
-        raise BadSettings("the shares of all datasets of the source are 0, so no prompt could ever be drawn")
-    missing = [name for name in shared if name not in source.datasets]
-    if missing:
-        raise BadSettings(
-            f"the rules give a share to {missing[0]!r}, and the source has {', '.join(map(repr, source.datasets))}"
-        )
-    return source
 
 
 def _begin(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import attrs
 import msgspec
 
-from groupstate.core.arguments import shown
+from groupstate.core.arguments import shown, string
 from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt
 from groupstate.errors import BadInput, BadSettings, MissingExtra
 
@@ -84,7 +84,8 @@ class ListSource:
         """The same prompts, apart by their dataset: each in its order, with the passes and the shuffling of all."""
         prompts: dict[str, list[Prompt]] = {}
         for prompt in map(as_prompt, self._prompts):
-            prompts.setdefault(prompt.dataset, []).append(prompt)
+            dataset = string(f"the dataset of a prompt of {self.name}", prompt.dataset)
+            prompts.setdefault(dataset, []).append(prompt)
         return MixedSource(
             {
                 dataset: ListSource(own, epochs=self._epochs, shuffle_seed=self._seed, name=f"{self.name}:{dataset}")

@@ -10,6 +10,7 @@ from groupstate import Prompt, Rules
 from groupstate.core import events as ev
 from groupstate.core.rules import PerDataset
 from groupstate.errors import BadInput, BadSettings, NotEnoughGroups, SourceFailed
+from groupstate.log.memory import MemoryLog
 from groupstate.runtime.sources import ListSource, MixedSource, as_source
 from tests.runtime.scenes import events, finish, half_right, opened, virtual
 
@@ -157,8 +158,78 @@ async def test_shares_need_a_source_that_can_be_asked_for_one_dataset(loop):
 
 @virtual
 async def test_a_share_of_a_dataset_that_the_source_lacks_is_refused(loop):
-    with pytest.raises(BadSettings, match="give a share to 'a', and the source has 'b', 'c'"):
+    with pytest.raises(
+        BadSettings, match=r"give a share to dataset 'a', which .* 'mixed' doesn't have; it has 'b', 'c'"
+    ):
         async with opened(loop, rules=HALF, source={"b": [], "c": []}):
+            pass
+
+
+SETTINGS = [{"share": 1.0}, {"share": 0.0}, {"lag_max": 1}, {"tolerance": 0.5}, {}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    "source",
+    [{"math": ["p"], "code": ["q"]}, [Prompt("p", "math"), Prompt("q", "code")], [Prompt("p", "math"), "q"]],
+    ids=["mapping", "list", "half-named"],
+)
+@virtual
+async def test_a_dataset_of_the_rules_that_the_source_lacks_is_refused_with_the_nearest_name(loop, source, settings):
+    log = MemoryLog()
+    rules = Rules(datasets={"maths": PerDataset(**settings)})
+    with pytest.raises(BadSettings, match=r"dataset 'maths', which .*; did you mean 'math'\? it has .*'math'"):
+        async with opened(loop, log=log, rules=rules, source=source):
+            pass
+
+    assert log.last_seq == 0
+
+
+@virtual
+async def test_of_many_datasets_only_some_are_listed(loop):
+    with pytest.raises(BadSettings, match=r"it has 'd00', 'd01', .*, 'd07' and 32 more$"):
+        async with opened(loop, rules=HALF, source={f"d{number:02}": [] for number in range(40)}):
+            pass
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
+@virtual
+async def test_shares_for_prompts_that_name_no_dataset_are_refused_with_that(loop, share):
+    rules = Rules(datasets={"maths": PerDataset(share=share)})
+    with pytest.raises(BadSettings, match="shares to 'maths', and no prompt of the source 'list' names a dataset"):
+        async with opened(loop, rules=rules, source=["p", "q"]):
+            pass
+
+
+@pytest.mark.parametrize("source", [["p"], iter(["p"]), [], None], ids=["list", "iterator", "empty", "none"])
+@virtual
+async def test_where_the_datasets_cannot_be_known_bounds_of_their_own_are_taken(loop, source):
+    rules = Rules(datasets={"maths": PerDataset(lag_max=1)})
+    async with opened(loop, rules=rules, source=source) as run:
+        assert run.submit("p", dataset="maths").phase == "pending"
+
+
+@virtual
+async def test_a_list_without_prompts_is_exhausted_whatever_the_shares(loop):
+    async with opened(loop, rules=HALF, source=[]) as run:
+        with pytest.raises(NotEnoughGroups, match="the source is exhausted"):
+            await run.sample(1)
+
+
+@virtual
+async def test_a_dataset_that_was_drawn_before_keeps_its_bounds_with_another_source(loop, tmp_path):
+    rules = Rules(datasets={"easy": PerDataset(lag_max=1), "hard": PerDataset(lag_max=8)})
+    path = tmp_path / "run"
+    async with opened(loop, path, rules=rules, source={"easy": ["p"], "hard": ["q"]}, session=half_right) as run:
+        await run.sample(2)
+    async with opened(loop, path, source={"hard": ["q", "r"]}, session=half_right) as run:
+        assert len(await run.sample(3)) == 3
+
+
+@virtual
+async def test_a_name_of_a_dataset_that_is_no_string_is_refused(loop):
+    with pytest.raises(BadInput, match=r"the dataset of a prompt of list is \['a'\]; it must be a string"):
+        async with opened(loop, rules=HALF, source=[Prompt("p", dataset=["a"])]):
             pass
 
 
