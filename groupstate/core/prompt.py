@@ -1,4 +1,7 @@
-"""A prompt as a value, and its form in the payload store."""
+"""A prompt as a value, what users write for one, and its form in the payload store.
+
+Rule: a row means the same wherever it comes from: a line of a file, a dict in a list, an argument of `submit`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +14,12 @@ from groupstate.errors import BadInput
 
 GROUP_SIZE_MAX = 4_096
 """Sessions in a group. More is a mistake in a file, not a plan."""
+
+PROMPT = "prompt"
+"""The column that makes a mapping a row."""
+
+COLUMNS = frozenset({PROMPT, "n", "group_id", "data_source", "dataset"})
+"""Columns of a row that have a meaning here; every other one is for the reward."""
 
 
 def _plain(n: int | None) -> int | None:
@@ -75,4 +84,41 @@ def prompt_length(prompt: Prompt) -> int:
 
 
 def as_prompt(value: Any) -> Prompt:
-    return value if isinstance(value, Prompt) else Prompt(value)
+    """A prompt from what users have at hand: a `Prompt`, a row (a mapping with a "prompt"), or else its content.
+
+    Raises:
+        BadInput: a row that can't be used.
+    """
+    if isinstance(value, Prompt):
+        return value
+    if isinstance(value, Mapping) and PROMPT in value:
+        return row_prompt(value, "the row")
+    return Prompt(value)
+
+
+def row_prompt(row: Any, where: str) -> Prompt:
+    """A prompt from a row in groupstate's or in verl's columns.
+
+    `prompt` is the content; `data_source` (or `dataset`) the data set; `reward_model.ground_truth` (or
+    `ground_truth`, `answer`) what the reward compares with; `group_id` and `n` are optional.
+
+    Raises:
+        BadInput: it is no row, or has values that can't be used.
+    """
+    if not isinstance(row, Mapping):
+        raise BadInput(f"{where} is {type(row).__name__}; it must be an object with a 'prompt'")
+    if row.get(PROMPT) is None:
+        has = ", ".join(sorted(repr(name) for name in row if name != PROMPT)) or "nothing"
+        empty = ": it is null" if PROMPT in row else f"; it has {has}"
+        raise BadInput(f"{where} has no 'prompt'{empty}")
+    n, group_id, dataset = row.get("n"), row.get("group_id"), row.get("data_source", row.get("dataset", ""))
+    count = None if n is None else as_integer(n)
+    if n is not None and (count is None or not 1 <= count <= GROUP_SIZE_MAX):
+        raise BadInput(f"{where} has n = {shown(n)}; it must be an integer from 1 to {GROUP_SIZE_MAX}")
+    if group_id is not None and (not isinstance(group_id, str) or not group_id):
+        raise BadInput(f"{where} has group_id = {shown(group_id)}; it must be a string that is not empty")
+    extra = {name: value for name, value in row.items() if name not in COLUMNS}
+    reward_model = row.get("reward_model")
+    if isinstance(reward_model, Mapping) and "ground_truth" in reward_model:
+        extra.setdefault("ground_truth", reward_model["ground_truth"])
+    return Prompt(row[PROMPT], "" if dataset is None else str(dataset), count, group_id, extra)

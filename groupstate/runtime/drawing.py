@@ -6,7 +6,7 @@ Rule 2: what the source raises, or gives wrongly, is kept for whoever waits for 
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, encoded_prompt, prompt_length
+from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, encoded_prompt, prompt_length
 from groupstate.core.supply import next_dataset, next_target, refill_target
 from groupstate.errors import BadInput, DuplicateGroup, LogFailed
 from groupstate.runtime.ledger import Ledger
@@ -82,7 +82,7 @@ class Drawing:
         if not isinstance(source, MixedSource):
             position = source.position
             prompt = source.draw()
-            return None if prompt is None else (prompt, position)
+            return None if prompt is None else (as_prompt(prompt), position)
         while (name := next_dataset(self.book, self.rules, source.datasets)) is not None:
             position = source.position_of(name)
             prompt = source.draw_from(name)

@@ -76,8 +76,9 @@ async def open_run(
         rules: None takes the log's, or the defaults for a new run.
         selection: a function in place of the rules' own `selection`: `rule(book, rules, request)` returns `Select`
             and `Drop`. The log keeps its import path, by which the run finds it again unless it is given again.
-        source: where prompts come from: a `Source`, a .jsonl or .parquet file, any iterable; a mapping of dataset
-            names to such, from which the rules' shares draw; None if only `run.submit` brings prompts.
+        source: where prompts come from: a `Source`, a .jsonl or .parquet file, any iterable of prompts, rows or
+            contents; a mapping of dataset names to such, from which the rules' shares draw; None if only `run.submit`
+            brings prompts.
         session: `async def session(ctx) -> Trajectory | list[Trajectory]`, run for each session of each group;
             None if the sessions are dispatched by the caller.
         engine: what `ctx.generate` uses. It is not closed with the run.

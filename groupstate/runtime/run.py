@@ -160,7 +160,7 @@ class Run:
         """Submit a prompt: a new group, pending.
 
         Args:
-            prompt: a `Prompt` or its content.
+            prompt: a `Prompt`, a row (a dict with a "prompt", as in a file) or its content.
             n: sessions; None takes the prompt's, then the run's.
             group_id: None makes one.
             weight_version: the stamp; leave it out outside of imports and tests.

@@ -16,7 +16,7 @@ import attrs
 import msgspec
 
 from groupstate.core.arguments import shown, string
-from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt
+from groupstate.core.prompt import Prompt, as_prompt, row_prompt
 from groupstate.errors import BadInput, BadSettings, MissingExtra
 
 
@@ -53,7 +53,7 @@ class ListSource:
     ) -> None:
         """
         Args:
-            prompts: `Prompt`s or bare contents.
+            prompts: `Prompt`s, rows (dicts with a "prompt", as in a file) or bare contents.
             epochs: passes over the prompts; None for no end.
             shuffle_seed: None keeps the order; else epoch e has the permutation of (seed, e).
         """
@@ -124,7 +124,7 @@ class IteratorSource:
 
 
 class FunctionSource:
-    """Prompts made from their position, without end: `make(position) -> Prompt or content`."""
+    """Prompts made from their position, without end: `make(position)` gives a `Prompt`, a row or a content."""
 
     def __init__(self, make: Callable[[int], Any], *, name: str = "function") -> None:
         self.name = name
@@ -182,7 +182,7 @@ class MixedSource:
         if prompt is None:
             self._done.add(dataset)
             return None
-        return attrs.evolve(prompt, dataset=dataset)
+        return attrs.evolve(as_prompt(prompt), dataset=dataset)
 
     def draw(self) -> Prompt | None:
         """The next prompt of the dataset that has given the fewest: for use outside of a run."""
@@ -294,25 +294,3 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     except (pa.ArrowException, OSError) as error:
         raise BadInput(f"{path}: not a readable Parquet file: {error}") from error
     yield from enumerate(table.to_pylist(), 1)
-
-
-def row_prompt(row: Any, where: str) -> Prompt:
-    """A prompt from a row in groupstate's or in verl's columns.
-
-    `prompt` is the content; `data_source` (or `dataset`) the data set; `reward_model.ground_truth` (or
-    `ground_truth`, `answer`) what the reward compares with; `group_id` and `n` are optional.
-    """
-    if not isinstance(row, dict):
-        raise BadInput(f"{where} is {type(row).__name__}; it must be an object with a 'prompt'")
-    if row.get("prompt") is None:
-        raise BadInput(f"{where} has no 'prompt'; it has {', '.join(map(repr, sorted(row))) or 'nothing'}")
-    n, group_id, dataset = row.get("n"), row.get("group_id"), row.get("data_source", row.get("dataset", ""))
-    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= GROUP_SIZE_MAX):
-        raise BadInput(f"{where} has n = {n!r}; it must be an integer from 1 to {GROUP_SIZE_MAX}")
-    if group_id is not None and (not isinstance(group_id, str) or not group_id):
-        raise BadInput(f"{where} has group_id = {group_id!r}; it must be a string that is not empty")
-    extra = {k: v for k, v in row.items() if k not in {"prompt", "n", "group_id", "data_source", "dataset"}}
-    reward_model = row.get("reward_model")
-    if isinstance(reward_model, dict) and "ground_truth" in reward_model:
-        extra.setdefault("ground_truth", reward_model["ground_truth"])
-    return Prompt(row["prompt"], "" if dataset is None else str(dataset), n, group_id, extra)

@@ -11,7 +11,7 @@ import msgspec
 from groupstate.batch import Batch
 from groupstate.core.arguments import boolean, integer_or_none, shown
 from groupstate.core.events import VALIDATION
-from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, encoded_prompt
+from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, encoded_prompt
 from groupstate.engines.port import SamplingParams
 from groupstate.errors import BadInput, BadSettings, LogFailed
 from groupstate.runtime.sources import as_source
@@ -87,7 +87,7 @@ def _drawn(prompts: Any) -> list[Prompt]:
         BadInput: one can't be stored, or there are none.
     """
     source = as_source(prompts)
-    drawn = list(iter(source.draw, None))
+    drawn = [as_prompt(prompt) for prompt in iter(source.draw, None)]
     if not drawn:
         raise BadInput(f"there are no prompts to validate on: {source.name!r} gives none")
     for prompt in drawn:

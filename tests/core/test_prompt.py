@@ -1,10 +1,20 @@
 """Prompts: what is kept of them and what is refused."""
 
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
-from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, decoded_prompt, encoded_prompt, prompt_length
+from groupstate.core.prompt import (
+    GROUP_SIZE_MAX,
+    Prompt,
+    as_prompt,
+    decoded_prompt,
+    encoded_prompt,
+    prompt_length,
+    row_prompt,
+)
 from groupstate.errors import BadInput
 from groupstate.runtime.controller import Controller
 from groupstate.testing.notation import Story
@@ -125,3 +135,33 @@ def test_a_prompt_that_is_all_extra_is_kept_too() -> None:
     group_id = controller.drawing.submit(Prompt(None, extra={"answer": "4"}))
 
     assert story.group(group_id).prompt is not None
+
+
+def test_a_ground_truth_of_its_own_counts_before_that_of_the_reward_model() -> None:
+    row = {"prompt": "p", "ground_truth": "mine", "reward_model": {"ground_truth": "theirs"}}
+
+    assert row_prompt(row, "here").extra["ground_truth"] == "mine"
+
+
+@pytest.mark.parametrize("reward_model", [None, "rule", {"style": "rule"}])
+def test_a_reward_model_without_ground_truth_adds_nothing(reward_model: Any) -> None:
+    assert "ground_truth" not in row_prompt({"prompt": "p", "reward_model": reward_model}, "here").extra
+
+
+def test_a_data_set_may_be_missing_or_no_string() -> None:
+    assert row_prompt({"prompt": "p", "data_source": None}, "here").dataset == ""
+    assert row_prompt({"prompt": "p", "data_source": 7}, "here").dataset == "7"
+
+
+def test_a_mapping_with_a_prompt_is_a_row_and_any_other_is_content() -> None:
+    row = MappingProxyType({"prompt": "p", "n": np.int64(2), 3: "odd"})
+
+    assert as_prompt(row) == Prompt("p", "", 2, None, {3: "odd"})  # type: ignore[dict-item]
+    assert as_prompt({"promt": "p"}) == Prompt({"promt": "p"})
+
+
+def test_a_row_without_its_prompt_says_what_it_has() -> None:
+    with pytest.raises(BadInput) as refused:
+        row_prompt({"promt": "p", 3: 4}, "line 2")
+
+    assert str(refused.value) == "line 2 has no 'prompt'; it has 'promt', 3"

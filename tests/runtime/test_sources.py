@@ -6,8 +6,9 @@ import pytest
 
 from groupstate import Prompt
 from groupstate.core.prompt import GROUP_SIZE_MAX
-from groupstate.errors import BadInput, MissingExtra
-from groupstate.runtime.sources import FunctionSource, IteratorSource, ListSource, as_source, file_source, row_prompt
+from groupstate.errors import BadInput, MissingExtra, SourceFailed
+from groupstate.runtime.sources import FunctionSource, IteratorSource, ListSource, as_source, file_source
+from tests.runtime.scenes import half_right, opened, virtual
 
 
 def drawn(source, count: int | None = None) -> list:
@@ -151,22 +152,6 @@ def test_jsonl_in_groupstates_columns(tmp_path):
     assert prompt == Prompt("2 + 2", "sums", 4, "s1", {"answer": 4})
 
 
-def test_a_ground_truth_of_its_own_counts_before_that_of_the_reward_model():
-    row = {"prompt": "p", "ground_truth": "mine", "reward_model": {"ground_truth": "theirs"}}
-
-    assert row_prompt(row, "here").extra["ground_truth"] == "mine"
-
-
-@pytest.mark.parametrize("reward_model", [None, "rule", {"style": "rule"}])
-def test_a_reward_model_without_ground_truth_adds_nothing(reward_model):
-    assert "ground_truth" not in row_prompt({"prompt": "p", "reward_model": reward_model}, "here").extra
-
-
-def test_a_data_set_may_be_missing_or_no_string():
-    assert row_prompt({"prompt": "p", "data_source": None}, "here").dataset == ""
-    assert row_prompt({"prompt": "p", "data_source": 7}, "here").dataset == "7"
-
-
 def test_empty_lines_are_passed_over_and_counted(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n\n  \n{"prompt": ')
@@ -187,7 +172,7 @@ def test_a_file_is_shuffled_and_repeated_like_a_list(tmp_path):
         ([1], "line 2 is list; it must be an object"),
         ({"promt": "p", "n": 1}, "line 2 has no 'prompt'; it has 'n', 'promt'"),
         ({}, "line 2 has no 'prompt'; it has nothing"),
-        ({"prompt": None}, "line 2 has no 'prompt'"),
+        ({"prompt": None, "n": 1}, "line 2 has no 'prompt': it is null"),
         ({"prompt": "p", "n": 0}, f"line 2 has n = 0; it must be an integer from 1 to {GROUP_SIZE_MAX}"),
         ({"prompt": "p", "n": GROUP_SIZE_MAX + 1}, "line 2 has n = 4097"),
         ({"prompt": "p", "n": 2.5}, "line 2 has n = 2.5"),
@@ -267,3 +252,72 @@ def test_prompts_that_are_all_at_hand_are_taken_apart_by_their_dataset() -> None
 
     assert mixed.datasets == ("code",)
     assert [prompt and prompt.content for prompt in drawn] == ["a", "c", "a", "c", None]
+
+
+# Rows ------------------------------------------------------------------------------------------------
+
+ROW = {"prompt": "2 + 2", "dataset": "sums", "n": 4, "group_id": "s1", "answer": 4}
+FROM_ROW = Prompt("2 + 2", "sums", 4, "s1", {"answer": 4})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [ListSource([ROW]), IteratorSource(iter([ROW])), FunctionSource(lambda position: ROW), as_source([ROW])],
+    ids=["list", "iterator", "function", "given"],
+)
+def test_a_dict_with_a_prompt_is_a_row_wherever_it_comes_from(source, tmp_path):
+    assert source.draw() == FROM_ROW == file_source(jsonl(tmp_path / "p.jsonl", ROW)).draw()
+
+
+def test_a_dict_without_a_prompt_is_content():
+    assert ListSource([{"question": "2 + 2"}]).draw() == Prompt({"question": "2 + 2"})
+
+
+def test_rows_are_taken_apart_by_their_dataset():
+    assert ListSource([ROW, {"prompt": "x"}]).by_dataset().datasets == ("sums", "")
+
+
+class Own:
+    """A user's source that gives rows."""
+
+    name = "own"
+
+    def __init__(self):
+        self.position = 0
+
+    def draw(self):
+        self.position += 1
+        return {"prompt": f"p{self.position}", "answer": self.position}
+
+    def seek(self, position):
+        self.position = position
+
+
+@pytest.mark.parametrize("source", [Own, lambda: {"sums": Own()}], ids=["alone", "mixed"])
+@virtual
+async def test_a_source_of_a_users_own_may_give_rows_too(loop, source):
+    async with opened(loop, source=source(), session=half_right) as run:
+        prompt = (await run.sample(1)).groups[0].prompt
+
+    assert (prompt.content, prompt.extra) == ("p1", {"answer": 1})
+
+
+@virtual
+async def test_a_row_is_submitted_and_validated_on_as_one(loop):
+    async with opened(loop, session=half_right) as run:
+        handle = run.submit({**ROW, "n": 2}, n=3)
+        batch = await run.validate([ROW])
+
+        assert (handle.id, handle.size, handle.prompt.extra) == ("s1", 3, {"answer": 4})
+        assert batch.groups[0].prompt.extra == {"answer": 4, "group_id": "s1"}
+        with pytest.raises(BadInput, match="the row has n = 0; it must be an integer from 1 to"):
+            run.submit({"prompt": "p", "n": 0})
+        with pytest.raises(BadInput, match="the row has no 'prompt': it is null"):
+            await run.validate([{"prompt": None}])
+
+
+@virtual
+async def test_a_row_that_cannot_be_used_is_told_with_its_place(loop):
+    async with opened(loop, source=[ROW, {"prompt": "p", "n": "four"}], session=half_right) as run:
+        with pytest.raises(SourceFailed, match="source 'list' failed at prompt 1: BadInput: the row has n = 'four'"):
+            await run.sample(2)
