@@ -1,11 +1,12 @@
 """Every exception of groupstate.
 
 Three kinds of wrong have three tools: our own reasoning an `assert`, the caller or a file one of these, a
-session or an engine a recorded `SessionFailed`. Each error carries its facts as attributes, so that nobody
-has to parse a text, and nothing has changed when it is raised.
+session or an engine a recorded `SessionFailed`. Where a program may want to act on the facts they are attributes,
+so that nobody has to parse a text.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class GroupstateError(Exception):
@@ -127,6 +128,13 @@ class RefillLimitExceeded(SampleError):
 
 class SampleTimeout(SampleError, TimeoutError):
     """A `sample()` ran out of time; the text says what it was waiting for."""
+
+    def __init__(self, timeout_s: float, explanation: Any) -> None:
+        self.timeout_s = timeout_s
+        """As it was given."""
+        self.explanation = explanation
+        """A `groupstate.Explanation`: what it was waiting for."""
+        super().__init__(f"no batch within {timeout_s} s\n{explanation}")
 
 
 class SamplerBusy(SampleError):

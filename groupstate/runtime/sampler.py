@@ -14,7 +14,7 @@ import anyio.to_thread
 import attrs
 
 from groupstate.batch import Batch, BatchGroup
-from groupstate.core.arguments import integer, integer_or_none, shown
+from groupstate.core.arguments import integer, integer_or_none, seconds, shown
 from groupstate.core.book import Book
 from groupstate.core.events import TRAIN, VALIDATION, PayloadRef
 from groupstate.core.explain import Explanation, explain
@@ -50,7 +50,8 @@ class Sampler:
             batch_size: groups.
             weight_version: the trainer's version; above the current one it is published first.
             partition: `"train"` or `"val"`.
-            timeout_s: seconds after which `SampleTimeout` says what is missing; None waits for ever.
+            timeout_s: seconds after which `SampleTimeout` says what is missing; 0 takes only what is there, None and
+                infinity wait for ever.
             wanted: the very groups to claim, for validation; None for whichever come first.
 
         Raises:
@@ -63,21 +64,21 @@ class Sampler:
         """
         batch_size = self.check(batch_size, partition)
         weight_version = integer_or_none("weight_version", weight_version)
+        patience = Patience.of(timeout_s)
         if weight_version is not None:
             self._ledger.publish(weight_version)
-        deadline = anyio.current_time() + timeout_s if timeout_s is not None else math.inf
         while True:
-            batch = await self._claimed(batch_size, partition, deadline, wanted)
+            batch = await self._claimed(batch_size, partition, patience, wanted)
             if batch is not None:
                 return batch
 
     async def _claimed(
-        self, batch_size: int, partition: str, deadline: float, wanted: frozenset[str] | None
+        self, batch_size: int, partition: str, patience: "Patience", wanted: frozenset[str] | None
     ) -> Batch | None:
         """One claim and its batch; None if something in it was damaged and has been evicted."""
         waiter = self._controller.request(batch_size, partition, wanted)
         try:
-            await self._answered(waiter, partition, deadline)
+            await self._answered(waiter, partition, patience)
             if waiter.error is not None:
                 raise waiter.error
             assert waiter.claim is not None
@@ -160,9 +161,8 @@ class Sampler:
             )
         return batch_size
 
-    async def _answered(self, waiter: Waiter, partition: str, deadline: float) -> None:
+    async def _answered(self, waiter: Waiter, partition: str, patience: "Patience") -> None:
         """Wait for the answer; warn each time that nothing has happened for `stall_s`."""
-        began = anyio.current_time()
         stall_s = self._controller.rules.stall_s or math.inf
         told_at_ns = self._ledger.clock_ns()
         while not waiter.answered.is_set():
@@ -171,11 +171,11 @@ class Sampler:
                 log.warning("sample() is stalled", explanation=str(self.explain(partition)))
                 told_at_ns = self._ledger.clock_ns()
                 quiet_s = 0.0
-            left = deadline - anyio.current_time()
+            left = patience.until - anyio.current_time()
             with anyio.move_on_after(max(0.0, min(left, stall_s - quiet_s))):
                 await waiter.answered.wait()
-            if not waiter.answered.is_set() and anyio.current_time() >= deadline:
-                raise SampleTimeout(f"no batch within {deadline - began:g} s\n{self.explain(partition)}")
+            if not waiter.answered.is_set() and anyio.current_time() >= patience.until:
+                raise SampleTimeout(patience.timeout_s, self.explain(partition))
         # A set event is passed without suspending; the caller's cancellation must still be seen.
         await anyio.lowlevel.checkpoint_if_cancelled()
 
@@ -198,6 +198,24 @@ class Sampler:
         else:
             read()
         return data, damaged
+
+
+@attrs.frozen
+class Patience:
+    """How long one `sample()` waits, however often it has to begin anew for a damaged group."""
+
+    timeout_s: float
+    until: float
+    """On the event loop's clock."""
+
+    @classmethod
+    def of(cls, timeout_s: float | None) -> "Patience":
+        """
+        Raises:
+            BadInput: no duration.
+        """
+        checked_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s, endless=True)
+        return cls(checked_s, anyio.current_time() + checked_s)
 
 
 def check_partition(partition: str) -> None:

@@ -14,6 +14,7 @@ from groupstate.core.events import VALIDATION
 from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, encoded_prompt
 from groupstate.engines.port import SamplingParams
 from groupstate.errors import BadInput, BadSettings, LogFailed
+from groupstate.runtime.sampler import Patience
 from groupstate.runtime.sources import as_source
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ async def validated(
 ) -> Batch:
     """See `Run.validate`, which is this function."""
     n = integer_or_none("n", n, least=1, most=GROUP_SIZE_MAX)
+    Patience.of(timeout_s)
     sampling = _sampling(run, params, greedy=boolean("greedy", greedy))
     fresh = [_fresh(prompt) for prompt in _drawn(prompts)]
     size = 1 if greedy and n is None else n

@@ -35,6 +35,18 @@ def test_each_error_is_in_its_table(name):
     assert f"`{name}`" in section
 
 
+def test_the_attributes_of_errors_are_those_that_they_have():
+    section = PAGE.partition("| error | attributes |")[2].partition("\n\n")[0]
+    told = {
+        name: re.findall(r"`(\w+)`", text.partition(":")[0])
+        for name, text in re.findall(r"\| `(\w+)` \| (.*) \|", section)
+    }
+    classes = {name: getattr(errors, name) for name in ERRORS if "__init__" in vars(getattr(errors, name))}
+    kept = {name: re.findall(r"self\.(\w+) = ", inspect.getsource(kind.__init__)) for name, kind in classes.items()}
+
+    assert told == {name: names for name, names in kept.items() if names}
+
+
 @pytest.mark.parametrize("name", [n for n in vars(groupstate.Run) if not n.startswith("_")])
 def test_each_method_that_users_call_is_named(name):
     inner = {"in_loop", "hurry", "close_whatever_comes"}

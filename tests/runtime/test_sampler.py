@@ -316,8 +316,37 @@ async def test_a_time_out_says_what_was_waited_for(loop):
             await run.sample(2, timeout_s=5)
 
         assert isinstance(caught.value, TimeoutError)
+        assert caught.value.timeout_s == 5
+        assert caught.value.explanation.in_flight[0].group_id == "slow"
+        assert str(caught.value) == f"no batch within 5 s\n{caught.value.explanation}"
         assert loop.time() == pytest.approx(5)
         assert [event.reason for event in events(run, ev.BatchRequestCancelled)] == ["timeout"]
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1, -0.5, "5", True], ids=repr)
+@pytest.mark.parametrize("call", ["sample", "validate"])
+@virtual
+async def test_a_time_out_that_is_no_duration_is_refused_before_anything_is_changed(loop, call, timeout_s):
+    async with opened(loop) as run:
+        before = run.book.last_seq
+        with pytest.raises(BadInput) as refused:
+            if call == "sample":
+                await run.sample(1, weight_version=3, timeout_s=timeout_s)
+            else:
+                await run.validate(["p"], timeout_s=timeout_s)
+
+        assert str(refused.value) == f"timeout_s is {timeout_s!r}; it must be a number of seconds, at least 0"
+        assert run.book.last_seq == before
+
+
+@virtual
+async def test_a_time_out_without_end_is_none(loop):
+    async with opened(loop, rules=Rules(stall_s=0)) as run:
+        waiting = started(run.sample(1, timeout_s=float("inf")))
+        await anyio.sleep(10**9)
+        ready(run, "a")
+
+        assert (await waiting).group_ids == ["a"]
 
 
 @virtual
@@ -921,6 +950,22 @@ async def test_a_group_whose_payload_cannot_be_read_is_evicted_as_damaged_and_th
 
         assert batch.group_ids == ["b"]
         assert [(event.group_id, event.reasons) for event in events(run, ev.GroupEvicted)] == [("a", ("damaged",))]
+
+
+@virtual
+async def test_a_time_out_is_told_as_it_was_given_though_the_wait_began_anew_for_a_damaged_group(loop):
+    async with opened(loop, rules=Rules(stall_s=0)) as run:
+        ready(run, "a")
+        damage(run, run.book.group("a").prompt)
+        waiting = started(run.sample(2, timeout_s=1234567.5))
+        await anyio.sleep(1000)
+        ready(run, "b")
+        await quiet()
+        assert [event.group_id for event in events(run, ev.GroupEvicted)] == ["a"]
+
+        with pytest.raises(SampleTimeout, match=r"^no batch within 1234567\.5 s"):
+            await waiting
+        assert loop.time() == pytest.approx(1234567.5)
 
 
 @virtual
