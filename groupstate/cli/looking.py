@@ -17,15 +17,17 @@ from groupstate.cli.output import console, reader_has_gone, while_read, write, w
 from groupstate.cli.runs import beginning_of, first_of, nearest_book, records_of
 from groupstate.cli.sections import frontier_sections, overview_sections, story_sections
 from groupstate.core.book import Book
-from groupstate.core.events import Record
+from groupstate.core.events import GroupSubmitted, Record
 from groupstate.core.frontier import frontier
 from groupstate.errors import BadInput
 from groupstate.inspect.about import About
 from groupstate.inspect.checking import checked
 from groupstate.inspect.overview import overview
 from groupstate.inspect.story import story
+from groupstate.inspect.unknown import unknown_group
 from groupstate.inspect.words import as_object, in_words, kind_named, kind_of, time_of
 from groupstate.log.follow import follow as follow_log
+from groupstate.log.reading import last_event
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
@@ -60,8 +62,9 @@ def log(
 ) -> None:
     """Print the events of RUN, one per line: number, time (UTC), kind, and what it says.
 
-    In a pipe the four are separated by tabs. --follow ends with exit code 0 on Ctrl-C, on SIGTERM, and when
-    nobody reads its output any more.
+    In a pipe the four are separated by tabs. A group that the log never submitted, or an event that it doesn't
+    reach, exits with 2; with --follow they are waited for. --follow ends with exit code 0 on Ctrl-C, on SIGTERM,
+    and when nobody reads its output any more.
 
     \b
     Examples:
@@ -70,7 +73,7 @@ def log(
       groupstate log runs/demo --from 100 --to 200 --json
       groupstate log runs/demo --follow
     """
-    wanted = _wanted(group_id, kinds, first or 1)
+    wanted = _Wanted(group_id, kinds, first or 1)
     # Which groups a committed batch holds is told where it was sampled, so --group reads from the beginning.
     start = first if first is not None and not group_id else first_of(run)
     if first is None and start > 1:
@@ -83,17 +86,53 @@ def log(
             records = records_of(run, start, None if last is None else last + 1)
             for record in islice(filter(wanted, records), limit):
                 write_one(record)
+    if not follow:
+        _need_there(run, wanted)
 
 
-def _wanted(group_id: str | None, kinds: tuple[str, ...], first: int) -> Callable[[Record], bool]:
-    types = tuple(kind_named(kind) for kind in kinds)
-    about = About(group_id) if group_id else None
+class _Wanted:
+    """Says of each record, given in order, whether it is to be printed."""
 
-    def is_wanted(record: Record) -> bool:
-        concerned = about is None or about(record)
-        return concerned and record.seq >= first and (not types or isinstance(record.event, types))
+    def __init__(self, group_id: str | None, kinds: tuple[str, ...], first: int) -> None:
+        self.group_id = group_id
+        self.first = first
+        self.last_seq = 0
+        """Of the records that were looked at."""
+        self.submitted: dict[str, None] = {}
+        """Groups, where one is looked for."""
+        self.concerned = False
+        """Some record was about the group."""
+        self._types = tuple(kind_named(kind) for kind in kinds)
+        self._about = About(group_id) if group_id else None
 
-    return is_wanted
+    def __call__(self, record: Record) -> bool:
+        self.last_seq = record.seq
+        if self._about is not None:
+            if isinstance(record.event, GroupSubmitted):
+                self.submitted[record.event.group_id] = None
+            if not self._about(record):
+                return False
+            self.concerned = True
+        return record.seq >= self.first and (not self._types or isinstance(record.event, self._types))
+
+
+def _need_there(run: Path, wanted: _Wanted) -> None:
+    """Whoever asked for what isn't there must not take the silence for an answer.
+
+    Raises:
+        UnknownGroup: nothing is told of the group.
+        BadInput: the log doesn't reach the first event.
+    """
+    if wanted.group_id and not wanted.concerned:
+        base, _ = beginning_of(run)
+        if base is None:
+            raise unknown_group(wanted.group_id, "print its events", wanted.submitted)
+        if wanted.group_id not in base.groups:
+            known = dict.fromkeys([*base.departed, *base.groups]) | wanted.submitted
+            left = base.departed.get(wanted.group_id)
+            raise unknown_group(wanted.group_id, "print its events", known, left=left, start=first_of(run))
+    if wanted.last_seq < wanted.first and (last := last_event(run)) < wanted.first - 1:
+        raise BadInput(f"{run} has no event {wanted.first} yet: its last one is event {last}")
 
 
 def _writer(*, as_json: bool) -> Callable[[Record], None]:

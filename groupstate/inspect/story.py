@@ -10,11 +10,10 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.group import Group, Session, versions_used
-from groupstate.core.near import near
 from groupstate.core.phases import Phase
 from groupstate.core.rules import known_rules
-from groupstate.errors import UnknownGroup
 from groupstate.inspect.replay import applied
+from groupstate.inspect.unknown import unknown_group
 from groupstate.inspect.words import counted, how_known, joined, kind_of, name_of, one_line, rows_in_words, span_of
 
 
@@ -58,23 +57,14 @@ def story(records: Iterable[ev.Record], group_id: str, base: Book | None = None)
     """
     teller = _Teller(group_id, Book() if base is None else base)
     start = teller.book.last_seq + 1
-    known: dict[str, None] = dict.fromkeys([*teller.book.departed, *teller.book.groups])
+    submitted: dict[str, None] = dict.fromkeys([*teller.book.departed, *teller.book.groups])
     for record in records:
         if isinstance(record.event, ev.GroupSubmitted):
-            known[record.event.group_id] = None
+            submitted[record.event.group_id] = None
         teller.take(record)
-    if group_id not in known:
-        hint = near(group_id, reversed(known)) or f"it submitted {counted(len(known), 'group')}{_examples(known)}"
-        raise UnknownGroup(group_id, "tell its story", f"this log never submitted it; {hint}")
     if teller.last is None:
-        what = f"it was {teller.left} before event {start}, and the events up to there are gone"
-        raise UnknownGroup(group_id, "tell its story", what)
+        raise unknown_group(group_id, "tell its story", submitted, left=teller.left, start=start)
     return teller.told()
-
-
-def _examples(known: Mapping[str, None]) -> str:
-    first = [repr(group_id) for group_id in known][:3]
-    return f", such as {joined(first)}" if first else ""
 
 
 class _Teller:

@@ -224,6 +224,20 @@ def first_event(path: str | os.PathLike[str], *, disk: Disk | None = None) -> in
     return next(iter(list_segments(disk, run)), 1)
 
 
+def last_event(path: str | os.PathLike[str], *, disk: Disk | None = None) -> int:
+    """The last event of a run that is acknowledged; 0 where there is none."""
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    read_run_info(disk, run)
+    segments = list_segments(disk, run)
+    if not segments:
+        return 0
+    last = segments[-1] - 1
+    for record in read_log(path, segments[-1], disk=disk):
+        last = record.seq
+    return last
+
+
 def snapshot_digests(path: str | os.PathLike[str], *, disk: Disk | None = None) -> dict[int, str]:
     """The digest of the book in each snapshot that can be read, by its last event."""
     disk = OsDisk() if disk is None else disk

@@ -60,7 +60,10 @@ def test_events_are_printed_one_per_line_with_tabs(kept: Kept) -> None:
         (["--group", "b"], [3, 6, 8, 9]),
         (["--group", "b", "--from", 8], [8, 9]),
         (["--group", "b", "--kind", "batch_committed", "--limit", 1], [9]),
-        (["--from", 50], []),
+        (["--from", 12], []),
+        (["--from", 3, "--to", 2], []),
+        (["--group", "a", "--from", 12], []),
+        (["--group", "a", "--kind", "batch_sampled"], []),
         (["--follow", "--limit", 3], [1, 2, 3]),
         (["--follow", "--to", 2], [1, 2]),
         (["--follow", "--from", 8, "--to", 9], [8, 9]),
@@ -75,6 +78,27 @@ def test_what_is_wanted_of_a_log(kept: Kept, options: list[Any], seqs: list[int]
     )  # fmt: skip
 
     assert [int(line.split("\t")[0]) for line in lines("log", run, *options)] == seqs
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--kind", "group_evicted"], ["--to", 3], ["--from", 2]])
+def test_the_log_of_a_group_that_there_is_not_is_refused_with_ids_that_are_near(kept: Kept, options: list[Any]) -> None:
+    run = kept(STARTED, submit("g1"), submit("g10"))
+    result = call("log", run, "--group", "g11", *options)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "groupstate: cannot print its events: group 'g11' is not in the book; this log never submitted it; "
+        "did you mean 'g1' or 'g10'?\n"
+    )
+
+
+@pytest.mark.parametrize("options", [[], ["--group", "a"], ["--json", "--to", 60]])
+def test_an_event_that_the_log_does_not_reach_is_refused_with_the_last_one(kept: Kept, options: list[Any]) -> None:
+    run = kept(STARTED, submit("a"))
+    result = call("log", run, "--from", 50, *options)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"groupstate: {run} has no event 50 yet: its last one is event 2\n"
 
 
 def test_json_lines_have_every_field(kept: Kept) -> None:

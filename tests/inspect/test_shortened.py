@@ -16,7 +16,7 @@ from groupstate.inspect.checking import checked
 from groupstate.inspect.overview import overview
 from groupstate.log.disk import OsDisk
 from groupstate.log.file import FileLog
-from groupstate.log.reading import Cursor, first_event, read_book, read_log
+from groupstate.log.reading import Cursor, first_event, last_event, read_book, read_log
 from groupstate.log.retention import READERS
 from groupstate.log.rundir import RunDir, read_run_info
 from groupstate.log.segments import list_segments
@@ -167,6 +167,25 @@ def test_log_of_a_group_of_a_shortened_run(runs: dict[Any, Path]) -> None:
     assert len(short.stdout.splitlines()) == len(
         [line for line in whole.stdout.splitlines() if int(line.split("\t")[0]) >= first]
     )
+
+
+def test_log_of_a_group_of_which_everything_is_gone_is_refused_with_how_it_left(runs: dict[Any, Path]) -> None:
+    result = call("log", runs[1], "--group", "g1")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "group 'g1' is not in the book; it was committed before event " in result.stderr
+
+
+def test_log_of_a_group_that_never_was_names_those_that_a_snapshot_knows(runs: dict[Any, Path]) -> None:
+    result = call("log", runs[1], "--group", "g1x")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "this log never submitted it; did you mean 'g1" in result.stderr
+
+
+def test_the_last_event_is_that_of_the_last_segment(runs: dict[Any, Path]) -> None:
+    for run in runs.values():
+        assert last_event(run) == int(out("log", run).splitlines()[-1].split("\t")[0])
 
 
 def test_log_of_archives_is_whole(runs: dict[Any, Path]) -> None:
