@@ -256,7 +256,13 @@ class MissingExtra(GroupstateError):
     """A feature needs a package that isn't installed."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(f"{feature} needs {package}; install it with: pip install 'groupstate[{extra}]'")
+        self.feature = feature
+        self.package = package
+        self.extra = extra
+        super().__init__(
+            f"{feature} needs {package}; install the extra {extra!r} of groupstate, for instance from a clone: "
+            f"pip install '.[{extra}]'"
+        )
 
 
 class Unsupported(GroupstateError):

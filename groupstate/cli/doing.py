@@ -51,7 +51,7 @@ def demo(
 ) -> None:
     """Train a small language model on the CPU by GRPO, through the event log. Takes one to two minutes.
 
-    Needs the packages of the extra: pip install 'groupstate[demo]'. It can be killed at any time and goes on
+    Needs the extra 'demo' (from a clone: pip install '.[demo]'). It can be killed at any time and goes on
     with --resume; the log that it leaves is one to look at with show, log, why and check.
 
     \b

@@ -39,8 +39,9 @@ class MissingTasks(GroupstateError):
 
     def __init__(self, cause: str) -> None:
         super().__init__(
-            f"the demo's tasks come from reasoning-gym, and {cause}; install them with: "
-            "pip install 'groupstate[demo]' && pip install --no-deps reasoning-gym"
+            f"the demo's tasks come from reasoning-gym, and {cause}; install the extra "
+            "'demo' of groupstate, for instance from a clone: pip install '.[demo]', and then: pip install --no-deps "
+            "reasoning-gym"
         )
 
 

@@ -358,7 +358,7 @@ def test_the_demo_without_its_packages_says_what_to_install(monkeypatch: pytest.
     result = call("demo")
 
     assert result.exit_code == 2
-    assert "pip install 'groupstate[demo]'" in result.stderr
+    assert "pip install '.[demo]'" in result.stderr
 
 
 # Around them ---------------------------------------------------------------------------------------------

@@ -223,8 +223,14 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch)
     (tmp_path / "p.parquet").write_bytes(b"")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
 
-    with pytest.raises(MissingExtra, match=r"groupstate\[parquet\]"):
+    with pytest.raises(MissingExtra) as missing:
         file_source(tmp_path / "p.parquet")
+
+    assert str(missing.value) == (
+        "reading p.parquet needs pyarrow; install the extra 'parquet' of groupstate, for instance from a clone: "
+        "pip install '.[parquet]'"
+    )
+    assert (missing.value.package, missing.value.extra) == ("pyarrow", "parquet")
 
 
 @pytest.mark.parametrize("name", ["prompts.csv", "prompts"])
