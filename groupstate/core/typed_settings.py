@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 import msgspec
 from msgspec.structs import fields, force_setattr
 
-from groupstate.core.arguments import as_integer
+from groupstate.core.arguments import as_integer, shown
 from groupstate.core.near import nearest
 from groupstate.errors import BadSettings
 
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "None"}
+PLURALS = {int: "integers", float: "numbers", str: "strings"}
 
 
 class _Made(msgspec.StructMeta):
@@ -83,7 +84,7 @@ def typed(name: str, kind: Any, value: Any) -> Any:
     try:
         return msgspec.convert(msgspec.to_builtins(_plain(value)), kind)
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadSettings(f"{name} is {value!r}; it must be {_wanted(kind, value)}") from error
+        raise BadSettings(f"{name} is {shown(value)}; it must be {_wanted(kind, value)}") from error
 
 
 def _settings_of(kind: Any) -> list[type[Settings]]:
@@ -176,4 +177,8 @@ def _words(kind: Any) -> list[str]:
         return [word for part in typing.get_args(kind) for word in _words(part)]
     if typing.get_origin(kind) is dict:
         return [f"a table of names, each with a {typing.get_args(kind)[1].__name__} or a table of its settings"]
+    if typing.get_origin(kind) is tuple:
+        return [f"a list of {PLURALS[typing.get_args(kind)[0]]}"]
+    if typing.get_origin(kind) is Mapping:
+        return ["a table"]
     return [WORDS.get(kind, getattr(kind, "__name__", str(kind)))]

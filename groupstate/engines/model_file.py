@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from groupstate.core.arguments import integer, string
 from groupstate.core.typed_settings import unknown_key
 from groupstate.engines.port import Engine
 from groupstate.engines.tokenizer import CharTokenizer
 from groupstate.errors import BadInput, BadSettings, MissingExtra
 
 OPTIONS = ("alphabet", "device", "heads", "model", "seed", "slots_max", "threads")
+OPTIONS_IN_WORDS = frozenset({"device", "model"})
+COUNTS = frozenset({"heads", "seed", "slots_max", "threads"})
 
 
 class PromptTokenizer(CharTokenizer):
@@ -78,14 +81,17 @@ def engine_from_options(options: Mapping[str, Any], where: str) -> Engine:
     """The same from the `[engine]` table of a settings file.
 
     Raises:
-        BadSettings: an option that doesn't exist, or no model.
+        BadSettings: an option that doesn't exist or is of another type, or no model.
     """
     for key in options:
         if key not in OPTIONS:
             raise BadSettings(unknown_key(key, OPTIONS, where))
     if not options.get("model"):
         raise BadSettings(f"{where}: the engine 'torch' needs a file of weights: model = \"model.pt\" (--model)")
-    return engine_from_file(**options)
+    for key in OPTIONS_IN_WORDS & options.keys():
+        string(f"{where}: {key}", options[key], error=BadSettings)
+    counts = {key: integer(f"{where}: {key}", options[key], error=BadSettings) for key in COUNTS & options.keys()}
+    return engine_from_file(**{**options, **counts})
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import fields
 
 from groupstate.core.near import nearest
 from groupstate.core.rules import Rules, rules_from_dict
-from groupstate.core.typed_settings import bound_problem, unknown_key
+from groupstate.core.typed_settings import bound_problem, typed, unknown_key
 from groupstate.engines.port import SamplingParams
 from groupstate.errors import BadInput, BadSettings
 from groupstate.runtime.functions import session_problem
@@ -128,13 +129,14 @@ def parsed_assignments(assignments: Iterable[str], flag: str) -> dict[str, Any]:
 
 
 def _converted(data: Mapping[str, Any], kind: type[T], where: str) -> T:
-    known = tuple(field.name for field in msgspec.structs.fields(kind))
+    known = kind.__struct_fields__
     for key in data:
         if key not in known:
             raise BadSettings(unknown_key(key, known, where))
     try:
-        return msgspec.convert(dict(data), kind)
-    except msgspec.ValidationError as error:
+        given = [field for field in fields(kind) if field.name in data]
+        return kind(**{field.name: typed(field.name, field.type, data[field.name]) for field in given})
+    except (BadSettings, ValueError) as error:
         raise BadSettings(f"{where}: {error}") from error
 
 

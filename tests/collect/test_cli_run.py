@@ -307,7 +307,7 @@ def test_what_is_missing_is_named(missing):
     [
         ("[rule]", "bad.toml has no setting 'rule'; did you mean 'rules'?"),
         ("[run]\nprompt = 1", "bad.toml: [run] has no setting 'prompt'; did you mean 'prompts'?"),
-        ("[run]\nn = 'many'", "bad.toml: [run]: Expected `int`"),
+        ("[run]\nn = 'many'", "bad.toml: [run]: n is 'many'; it must be an integer"),
         ("[rules]\nfilter = 'x'", "bad.toml: [rules] has no setting 'filter'"),
         ("[sampling]\nmax_token = 1", "bad.toml: [sampling] has no setting 'max_token'; did you mean 'max_tokens'?"),
         ("run = 3", "must be a table: [run]"),
