@@ -100,6 +100,11 @@ class GroupCommit:
             self._commit(self._take())
             self._tidied()
 
+    def need_kept(self) -> None:
+        """Raises LogFailed where what was submitted should be kept by now, since there is no thread, and isn't."""
+        if self._inline and self.durable_seq < self.last_seq:
+            raise self._refusal()
+
     async def wait(self, seq: int) -> None:
         if seq <= self.durable_seq:
             return

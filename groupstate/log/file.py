@@ -151,7 +151,8 @@ class FileLog:
             path: the run directory; it may exist, without a run in it.
             log_id: 32 hexadecimal digits; random ones by default.
             durability: `fsync` survives the machine, `os` the process.
-            inline: write on the calling thread, inside `post`, instead of in a thread of its own.
+            inline: write on the calling thread, inside `post`, which raises if it fails, instead of in a thread of its
+                own.
             segment_bytes: about where a segment ends and the next one begins.
             payload_file_bytes: the same for payload files.
             disk_bytes_max: what the run directory should take at most; `space` says when it takes more.
@@ -259,6 +260,7 @@ class FileLog:
             raise LogError(f"{len(items)} bytes in one post are too many; up to {FRAME_BYTES_MAX} can be kept as one")
         if records:
             self._commit.submit(Entry(self.payloads.take_new(), records, items))
+            self._commit.need_kept()
 
     def durable(self, seq: int) -> Coroutine[Any, Any, None]:
         return self._commit.wait(seq)

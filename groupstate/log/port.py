@@ -68,7 +68,7 @@ class EventLog(Protocol):
         """Append records numbered `last_seq + 1` and up, as one unit.
 
         Raises:
-            LogFailed: an earlier write failed, or the log is closed.
+            LogFailed: an earlier write failed, or the log is closed; or this one failed, in a log that writes here.
         """
         ...
 

@@ -139,8 +139,8 @@ async def test_a_failed_flush_ends_the_log_and_tells_everybody(inline):
     early = [asyncio.ensure_future(log.durable(3)) for _ in range(2)]
     await asyncio.sleep(0)
     disk.fault = Fault(disk.operation_count + 2)  # the frame is written, and its flush fails
-    log.post(weights(2))
     with pytest.raises(LogFailed, match=r"could not keep the events behind 1: .*planned: flush 0*1\.seg") as failed:
+        log.post(weights(2))
         await log.durable(2)
 
     assert isinstance(failed.value.__cause__, OSError)
@@ -159,7 +159,8 @@ async def test_a_failed_log_refuses_posts_and_payloads_and_never_writes_again():
     log = make(disk)
     disk.fault = Fault(disk.operation_count + 4)
     ref = log.payloads.put(b"x")
-    log.post(weights(1))
+    with pytest.raises(LogFailed):
+        log.post(weights(1))
     with pytest.raises(LogFailed):
         await log.durable(1)
     before = disk.operation_count
@@ -179,7 +180,8 @@ async def test_a_failed_flush_is_not_tried_again_and_its_events_are_cut_off():
     log.post(weights(1))
     before = len(disk.read(f"{RUN}/log/{1:020d}.seg"))
     disk.fault = Fault(disk.operation_count + 2)
-    log.post(weights(2))
+    with pytest.raises(LogFailed):
+        log.post(weights(2))
     await close(log)
 
     assert len(disk.read(f"{RUN}/log/{1:020d}.seg")) == before
@@ -193,16 +195,42 @@ async def test_a_payload_that_could_not_be_written_is_cut_off():
     payloads = f"{RUN}/payloads/{1:010d}.pay"
     before = len(disk.read(payloads))
     disk.fault = Fault(disk.operation_count + 1, torn_bytes=9)
-    log.post([submitted(2, log.payloads.put(b"second"))])
+    with pytest.raises(LogFailed):
+        log.post([submitted(2, log.payloads.put(b"second"))])
     await close(log)
 
     assert len(disk.read(payloads)) == before
 
 
-@pytest.mark.parametrize("inline", [True, False])
-async def test_closing_says_so_when_nobody_has_heard_of_lost_events(inline):
+async def test_a_log_that_writes_inside_of_post_tells_of_a_failure_there_and_only_there():
     disk = FaultyDisk()
-    log = make(disk, inline=inline)
+    log = make(disk)
+    log.post(weights(1))
+    disk.fault = Fault(disk.operation_count + 1, once=False)
+    with pytest.raises(LogFailed, match="could not keep the events behind 1"):
+        log.post(weights(2))
+    await log.aclose()
+
+    assert log.durable_seq == 1
+
+
+async def test_what_was_kept_is_no_failure_though_the_tidying_behind_it_is(monkeypatch):
+    def broken(now_ns):
+        raise OSError(errno.EIO, "planned")
+
+    log = make(FaultyDisk())
+    monkeypatch.setattr(log.payloads, "rewrite", broken)
+    log.post(weights(1))
+
+    assert log.durable_seq == 1
+    with pytest.raises(LogFailed, match="planned"):
+        log.post(weights(2))
+    await log.aclose()
+
+
+async def test_closing_says_so_when_nobody_has_heard_of_lost_events():
+    disk = FaultyDisk()
+    log = make(disk, inline=False)
     disk.fault = Fault(disk.operation_count + 1, once=False)
     log.post(weights(1))
     with pytest.raises(LogFailed, match="could not keep the events behind 0"):
@@ -215,7 +243,8 @@ async def test_a_log_that_failed_can_be_opened_again_in_the_same_process():
     log = make(disk)
     log.post(weights(1))
     disk.fault = Fault(disk.operation_count + 1)
-    log.post(weights(2))
+    with pytest.raises(LogFailed):
+        log.post(weights(2))
     await close(log)
     again = reopen(disk)
 
