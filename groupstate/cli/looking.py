@@ -132,7 +132,8 @@ def _need_there(run: Path, wanted: _Wanted) -> None:
             left = base.departed.get(wanted.group_id)
             raise unknown_group(wanted.group_id, "print its events", known, left=left, start=first_of(run))
     if wanted.last_seq < wanted.first and (last := last_event(run)) < wanted.first - 1:
-        raise BadInput(f"{run} has no event {wanted.first} yet: its last one is event {last}")
+        end = f"its last one is event {last}" if last else "it has none"
+        raise BadInput(f"{run} has no event {wanted.first} yet: {end}")
 
 
 def _writer(*, as_json: bool) -> Callable[[Record], None]:

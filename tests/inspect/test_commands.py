@@ -101,6 +101,13 @@ def test_an_event_that_the_log_does_not_reach_is_refused_with_the_last_one(kept:
     assert result.stderr == f"groupstate: {run} has no event 50 yet: its last one is event 2\n"
 
 
+def test_the_log_of_a_run_without_events_is_empty_and_reaches_nothing(kept: Kept) -> None:
+    run = kept()
+
+    assert lines("log", run) == []
+    assert call("log", run, "--from", 5).stderr == f"groupstate: {run} has no event 5 yet: it has none\n"
+
+
 def test_json_lines_have_every_field(kept: Kept) -> None:
     run = kept(STARTED, ev.BatchRequested(1, ev.TRAIN, 4, 0))
 
