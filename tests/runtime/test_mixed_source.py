@@ -217,13 +217,17 @@ async def test_a_list_without_prompts_is_exhausted_whatever_the_shares(loop):
 
 
 @virtual
-async def test_a_dataset_that_was_drawn_before_keeps_its_bounds_with_another_source(loop, tmp_path):
+async def test_a_dataset_that_was_drawn_before_keeps_its_bounds_with_another_source_but_no_share(loop, tmp_path):
     rules = Rules(datasets={"easy": PerDataset(lag_max=1), "hard": PerDataset(lag_max=8)})
     path = tmp_path / "run"
     async with opened(loop, path, rules=rules, source={"easy": ["p"], "hard": ["q"]}, session=half_right) as run:
         await run.sample(2)
     async with opened(loop, path, source={"hard": ["q", "r"]}, session=half_right) as run:
         assert len(await run.sample(3)) == 3
+    rules = Rules(datasets={"easy": PerDataset(share=0.5)})
+    with pytest.raises(BadSettings, match=r"give a share to dataset 'easy', which the source 'mixed' doesn't have"):
+        async with opened(loop, path, rules=rules, source={"hard": ["q", "r"]}):
+            pass
 
 
 @virtual
