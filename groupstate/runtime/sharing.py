@@ -4,10 +4,10 @@ Rule: what can't be known of a source (a plain iterable, one of a user's own) is
 where they give shares, which are kept by choosing what to draw.
 """
 
-import difflib
 from collections.abc import Sequence
 
 from groupstate.core.book import Book
+from groupstate.core.near import nearest
 from groupstate.core.rules import Rules
 from groupstate.core.supply import shares_of
 from groupstate.errors import BadSettings
@@ -65,7 +65,7 @@ def _check_names(rules: Rules, book: Book, source: MixedSource) -> None:
     for name, own in sorted(rules.datasets.items()):
         if name in source.datasets or (own.share is None and name in book.uses):
             continue
-        near = difflib.get_close_matches(name, source.datasets, n=1)
+        near = nearest(name, source.datasets)
         hint = f"did you mean {near[0]!r}? " if near else ""
         what = "give a share to" if own.share is not None else "have settings for"
         raise BadSettings(
