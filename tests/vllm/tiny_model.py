@@ -1,5 +1,7 @@
 """A tiny random Qwen2 as a directory that vLLM loads: nothing is downloaded, and transformers isn't needed.
 
+Rule: it never says a special token by itself, so that an answer is as long as a test asks for.
+
 A head of 32 is the smallest that vLLM's attention takes on a CPU. The tokenizer has one token per byte, since a Qwen2
 tokenizer is byte-level and anything else gives it empty prompts.
 """
@@ -48,6 +50,13 @@ def state_dict(seed: int = 0) -> dict[str, Tensor]:
         weights[f"{at}.mlp.down_proj.weight"] = drawn(WIDTH, FEED_FORWARD)
         weights[f"{at}.input_layernorm.weight"] = torch.ones(WIDTH)
         weights[f"{at}.post_attention_layernorm.weight"] = torch.ones(WIDTH)
+        # No layer writes to channel 0, ...
+        weights[f"{at}.self_attn.o_proj.weight"][0] = 0.0
+        weights[f"{at}.mlp.down_proj.weight"][0] = 0.0
+    # ... so it is positive everywhere, and what special tokens lose by it nothing makes good.
+    weights["model.embed_tokens.weight"][:, 0] = 1.0
+    weights["lm_head.weight"][:, 0] = 0.0
+    weights["lm_head.weight"][: len(SPECIAL), 0] = -100.0
     return weights
 
 
