@@ -1,32 +1,45 @@
-"""One contract for every engine: whatever passes may stand in for another."""
+"""The contract of engines, kept by those that need nothing but torch."""
 
-import asyncio
-import math
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import anyio
 import pytest
 
-from groupstate.engines.port import Engine, Generation, Request, SamplingParams
+from groupstate.engines.port import Request
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.engines.torch import TorchEngine
 from groupstate.engines.transformer import Transformer, TransformerConfig
-from groupstate.errors import EngineDied, EngineError, RequestRefused
+from tests.engines.contract import *  # noqa: F403
+from tests.engines.contract import CONTEXT, VOCABULARY, Kind
 
-CONFIG = TransformerConfig(vocabulary_size=16, context=2000, width=8, layers=1, heads=2)
-LONG = 1500
-"""Tokens that take an engine long enough for something to happen meanwhile."""
+CONFIG = TransformerConfig(vocabulary_size=VOCABULARY, context=CONTEXT, width=8, layers=1, heads=2)
 
 
-class Scripted:
-    """How the contract makes and breaks the engine that tests script."""
+class WithRows:
+    """What the two have in common."""
 
+    long = 1500
+    death = "boom"
+    sets_slots = True
+
+    def make(self, **options: Any) -> Any:
+        raise NotImplementedError
+
+    async def make_mortal(self, **options: Any) -> Any:
+        return self.make(**options)
+
+    def token_count(self, engine: Any, request: Request) -> int:
+        return len(engine._rows[request.id].token_ids) if request.id in engine._rows else 0
+
+    async def requests_left(self, engine: Any) -> int:
+        return len(engine._rows)
+
+
+class Scripted(WithRows):
     def make(self, **options: Any) -> ScriptedEngine:
         return ScriptedEngine(
-            lambda prompt_ids: [(sum(prompt_ids) + at) % 16 for at in range(1900)],
+            lambda prompt_ids: [(sum(prompt_ids) + at) % VOCABULARY for at in range(CONTEXT - 100)],
             token_s=0.0002,
-            context=2000,
+            context=CONTEXT,
             fits=lambda weights: "nonsense" not in weights,
             **options,
         )
@@ -38,9 +51,7 @@ class Scripted:
         engine.die(RuntimeError("boom"))
 
 
-class Torch:
-    """The same for the embedded engine."""
-
+class Torch(WithRows):
     def make(self, **options: Any) -> TorchEngine:
         return TorchEngine(CONFIG, **options)
 
@@ -54,418 +65,7 @@ class Torch:
         engine._model.hidden = boom
 
 
-Kind = Scripted | Torch
-Make = Callable[..., Any]
-
-
 @pytest.fixture(params=[Scripted(), Torch()], ids=["scripted", "torch"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     kind: Kind = request.param
     return kind
-
-
-@pytest.fixture
-async def make(kind: Kind) -> AsyncIterator[Make]:
-    engines: list[Engine] = []
-
-    def make_one(**options: Any) -> Engine:
-        engines.append(kind.make(**options))
-        return engines[-1]
-
-    yield make_one
-    for engine in engines:
-        await engine.aclose()
-
-
-def ask(prompt_ids: tuple[int, ...] = (1, 5, 7), **params: Any) -> Request:
-    return Request(prompt_ids, SamplingParams(**{"max_tokens": 4, **params}))
-
-
-async def wait_first_token(engine: Any, request: Request) -> None:
-    with anyio.fail_after(10):
-        # The port has no stream of tokens to wait on.
-        while request.id not in engine._rows or not engine._rows[request.id].token_ids:  # noqa: ASYNC110
-            await anyio.sleep(0.0005)
-
-
-def check(generation: Generation) -> None:
-    """What holds for every generation."""
-    assert len(generation.log_probs) == len(generation.token_ids)
-    assert all(math.isfinite(value) and value <= 0 for value in generation.log_probs)
-    covered = [at for span in generation.spans for at in range(span.start, span.stop)]
-    assert covered == list(range(len(generation.token_ids)))
-
-
-async def test_a_request_is_answered_with_a_log_probability_for_every_token(make: Make) -> None:
-    generation = await make(weight_version=3).generate(ask(max_tokens=5))
-
-    check(generation)
-    assert len(generation.token_ids) == 5
-    assert generation.finish_reason == "length"
-    assert [span.weight_version for span in generation.spans] == [3]
-
-
-async def test_a_stop_token_ends_the_answer_and_is_part_of_it(make: Make) -> None:
-    engine = make()
-    token_ids = (await engine.generate(ask(max_tokens=9, temperature=0.0))).token_ids
-
-    generation = await engine.generate(ask(max_tokens=9, temperature=0.0, stop_token_ids=(token_ids[2],)))
-
-    assert generation.finish_reason == "stop"
-    assert generation.token_ids == token_ids[: token_ids.index(token_ids[2]) + 1]
-
-
-async def test_many_requests_are_answered_each_with_its_own_answer(make: Make) -> None:
-    engine = make(slots_max=8)
-    prompts = [(1, number % 16, number % 7) for number in range(50)]
-    alone = [(await engine.generate(ask(prompt, temperature=0.0))).token_ids for prompt in prompts]
-
-    together = await asyncio.gather(*(engine.generate(ask(prompt, temperature=0.0)) for prompt in prompts))
-
-    assert [generation.token_ids for generation in together] == alone
-
-
-async def test_requests_of_different_lengths_join_and_leave_the_running_batch(make: Make) -> None:
-    engine = make(slots_max=3)
-    lengths = [1, 40, 2, 17, 3, 5, 30, 1, 8]
-
-    generations = await asyncio.gather(*(engine.generate(ask(max_tokens=length)) for length in lengths))
-
-    assert [len(generation.token_ids) for generation in generations] == lengths
-
-
-async def test_an_aborted_request_keeps_its_tokens(make: Make) -> None:
-    engine, request = make(), ask(max_tokens=LONG)
-    under_way = asyncio.create_task(engine.generate(request))
-    await wait_first_token(engine, request)
-    engine.abort(request)
-
-    generation = await under_way
-
-    check(generation)
-    assert generation.finish_reason == "abort"
-    assert 0 < len(generation.token_ids) < LONG
-    assert engine.in_flight_count == 0
-
-
-async def test_a_request_aborted_before_its_first_token_has_none(make: Make) -> None:
-    engine, request = make(slots_max=1), ask()
-    first = asyncio.create_task(engine.generate(ask(max_tokens=LONG)))
-    await anyio.sleep(0.01)
-    queued = asyncio.create_task(engine.generate(request))
-    await anyio.sleep(0.01)
-    engine.abort(request)
-
-    generation = await queued
-
-    assert (generation.token_ids, generation.spans, generation.finish_reason) == ((), (), "abort")
-    first.cancel()
-
-
-async def test_aborting_a_request_that_has_ended_or_never_began_does_nothing(make: Make) -> None:
-    engine, request = make(), ask()
-    engine.abort(request)
-    await engine.generate(request)
-    engine.abort(request)
-
-    check(await engine.generate(ask()))
-
-
-async def test_a_cancelled_consumer_frees_the_slot(make: Make) -> None:
-    engine = make(slots_max=1)
-    with anyio.move_on_after(0.02) as scope:
-        await engine.generate(ask(max_tokens=LONG))
-
-    assert scope.cancelled_caught
-    assert engine.in_flight_count == 0
-    with anyio.fail_after(5):
-        assert len((await engine.generate(ask())).token_ids) == 4
-
-
-async def test_nothing_is_generated_while_paused(make: Make) -> None:
-    engine, request = make(), ask(max_tokens=LONG)
-    under_way = asyncio.create_task(engine.generate(request))
-    await anyio.sleep(0.02)
-    await engine.pause()
-    late = asyncio.create_task(engine.generate(ask()))
-    await anyio.sleep(0.6)
-
-    assert not under_way.done()
-    assert not late.done()
-    await engine.resume()
-    check(await late)
-    assert len((await under_way).token_ids) == LONG
-
-
-async def test_pausing_twice_and_resuming_twice_is_the_same_as_once(make: Make) -> None:
-    engine = make()
-    await engine.pause()
-    await engine.pause()
-    await engine.resume()
-    await engine.resume()
-
-    check(await engine.generate(ask()))
-
-
-async def test_a_paused_engine_takes_weights_and_aborts(make: Make, kind: Kind) -> None:
-    engine, request = make(), ask()
-    await engine.pause()
-    under_way = asyncio.create_task(engine.generate(request))
-    await anyio.sleep(0.01)
-    await engine.publish_weights(kind.weights(), 1)
-    engine.abort(request)
-
-    assert (await under_way).finish_reason == "abort"
-    assert engine.weight_version == 1
-
-
-async def test_weights_published_with_requests_in_flight_keep_the_tokens_so_far(make: Make, kind: Kind) -> None:
-    engine = make(weight_version=4)
-    async with asyncio.TaskGroup() as tasks:
-        requests = [ask(max_tokens=LONG) for _ in range(3)]
-        under_way = [tasks.create_task(engine.generate(request)) for request in requests]
-        for request in requests:
-            await wait_first_token(engine, request)
-        await engine.publish_weights(kind.weights(), 5)
-
-    for task in under_way:
-        generation = task.result()
-        check(generation)
-        assert [span.weight_version for span in generation.spans] == [4, 5]
-        assert len(generation.token_ids) == LONG
-    assert engine.weight_version == 5
-
-
-async def test_kept_requests_finish_under_the_old_weights_and_new_ones_wait(make: Make, kind: Kind) -> None:
-    engine = make(weight_version=4, in_flight="keep")
-    old, new = ask(max_tokens=LONG), ask()
-    under_way = asyncio.create_task(engine.generate(old))
-    await wait_first_token(engine, old)
-    publishing = asyncio.create_task(engine.publish_weights(kind.weights(), 5))
-    await anyio.sleep(0.005)
-    late = asyncio.create_task(engine.generate(new))
-    await publishing
-
-    assert under_way.done()
-    finished, after = await under_way, await late
-    check(finished)
-    assert [span.weight_version for span in finished.spans] == [4]
-    assert len(finished.token_ids) == LONG
-    assert [span.weight_version for span in after.spans] == [5]
-
-
-async def test_a_kept_request_that_goes_away_holds_nothing_up(make: Make, kind: Kind) -> None:
-    engine, request = make(in_flight="keep"), ask(max_tokens=LONG)
-    under_way = asyncio.create_task(engine.generate(request))
-    await wait_first_token(engine, request)
-    publishing = asyncio.create_task(engine.publish_weights(kind.weights(), 1))
-    await anyio.sleep(0.005)
-    engine.abort(request)
-    with anyio.fail_after(5):
-        await publishing
-
-    assert {span.weight_version for span in (await under_way).spans} == {0}
-    assert engine.weight_version == 1
-
-
-async def test_a_paused_engine_that_keeps_requests_takes_weights_all_the_same(make: Make, kind: Kind) -> None:
-    engine, request = make(in_flight="keep"), ask(max_tokens=LONG)
-    under_way = asyncio.create_task(engine.generate(request))
-    await wait_first_token(engine, request)
-    await engine.pause()
-    with anyio.fail_after(5):
-        await engine.publish_weights(kind.weights(), 1)
-    await engine.resume()
-
-    check(generation := await under_way)
-    assert [span.weight_version for span in generation.spans] == [0, 1]
-
-
-async def test_restarted_requests_have_nothing_of_the_old_weights(make: Make, kind: Kind) -> None:
-    engine, request = make(in_flight="restart"), ask(max_tokens=LONG, seed=3)
-    under_way = asyncio.create_task(engine.generate(request))
-    await wait_first_token(engine, request)
-    await engine.publish_weights(kind.weights(), 5)
-
-    check(generation := await under_way)
-    assert [span.weight_version for span in generation.spans] == [5]
-    assert len(generation.token_ids) == LONG
-    afterwards = await engine.generate(ask(max_tokens=LONG, seed=3))
-    assert generation.token_ids == afterwards.token_ids
-
-
-async def test_an_engine_goes_to_sleep_and_back_with_its_requests(make: Make, kind: Kind) -> None:
-    engine, request = make(), ask(max_tokens=LONG)
-    under_way = asyncio.create_task(engine.generate(request))
-    await wait_first_token(engine, request)
-    states = []
-    for step in (engine.pause, engine.sleep, engine.sleep):
-        await step()
-        states.append(engine.state)
-    late = asyncio.create_task(engine.generate(ask()))
-    await anyio.sleep(0.3)
-    assert not under_way.done()
-    assert not late.done()
-    await engine.publish_weights(kind.weights(), 1)
-    for step in (engine.wake, engine.wake, engine.resume):
-        await step()
-        states.append(engine.state)
-
-    assert states == ["paused", "asleep", "asleep", "paused", "paused", "generating"]
-    check(await late)
-    check(generation := await under_way)
-    assert len(generation.token_ids) == LONG
-    assert [span.weight_version for span in generation.spans] == [0, 1]
-
-
-async def test_an_engine_that_nobody_used_sleeps_too(make: Make) -> None:
-    engine = make()
-    with anyio.fail_after(5):
-        for step in (engine.pause, engine.sleep, engine.wake, engine.resume):
-            await step()
-
-    check(await engine.generate(ask()))
-
-
-@pytest.mark.parametrize(
-    ("before", "call", "complaint"),
-    [
-        ([], "sleep", "cannot sleep: the engine is generating; pause it first"),
-        ([], "wake", "cannot wake: the engine is generating; pause it first"),
-        (["pause", "sleep"], "resume", "cannot resume: the engine is asleep; wake it first"),
-        (["pause", "sleep"], "pause", "cannot pause: the engine is asleep; wake it first"),
-    ],
-)
-async def test_no_state_is_skipped(make: Make, before: list[str], call: str, complaint: str) -> None:
-    engine = make()
-    for step in before:
-        await getattr(engine, step)()
-    state = engine.state
-
-    with pytest.raises(EngineError, match=complaint):
-        await getattr(engine, call)()
-    assert engine.state == state
-
-
-async def test_an_aborted_request_leaves_a_sleeping_engine(make: Make) -> None:
-    engine, request = make(), ask(max_tokens=LONG)
-    under_way = asyncio.create_task(engine.generate(request))
-    await wait_first_token(engine, request)
-    await engine.pause()
-    await engine.sleep()
-    engine.abort(request)
-
-    assert (await under_way).finish_reason == "abort"
-    assert engine.in_flight_count == 0
-
-
-async def test_a_policy_that_does_not_exist_is_refused(make: Make) -> None:
-    with pytest.raises(EngineError, match="'drop'; it must be one of 'keep', 'continue', 'restart'"):
-        make(in_flight="drop")
-
-
-async def test_a_parameter_that_the_engine_does_not_have_is_refused_by_name(make: Make) -> None:
-    engine, request = make(), ask(extra={"temprature": 1})
-    with pytest.raises(RequestRefused, match="temprature"):
-        await engine.generate(request)
-
-    assert engine.in_flight_count == 0
-    assert not request.used
-
-
-async def test_misfit_weights_are_refused_and_the_old_ones_stay(make: Make, kind: Kind) -> None:
-    engine = make(weight_version=4)
-    before = await engine.generate(ask(temperature=0.0))
-    with pytest.raises(EngineError, match="version 4 stays"):
-        await engine.publish_weights({**kind.weights(), "nonsense": object()}, 5)
-
-    assert engine.weight_version == 4
-    assert await engine.generate(ask(temperature=0.0)) == before
-
-
-async def test_a_request_serves_once(make: Make) -> None:
-    engine, request = make(), ask()
-    await engine.generate(request)
-
-    with pytest.raises(EngineError, match="used before"):
-        await engine.generate(request)
-
-
-async def test_two_calls_with_one_request_at_a_time_are_refused_too(make: Make) -> None:
-    engine, request = make(), ask()
-    outcomes = await asyncio.gather(engine.generate(request), engine.generate(request), return_exceptions=True)
-
-    assert [type(outcome) for outcome in outcomes] == [Generation, EngineError]
-
-
-@pytest.mark.parametrize(
-    ("prompt_ids", "complaint"),
-    [((), "empty prompt"), ((1,) * 2000, "context of 2000"), ((1, -1), "-1")],
-    ids=["empty", "too long", "below zero"],
-)
-async def test_bad_prompts_are_refused_before_anything_is_queued(
-    make: Make, prompt_ids: tuple[int, ...], complaint: str
-) -> None:
-    engine, request = make(), ask(prompt_ids)
-    with pytest.raises(RequestRefused, match=complaint):
-        await engine.generate(request)
-
-    assert engine.in_flight_count == 0
-    assert not request.used
-
-
-async def test_an_answer_ends_where_the_context_ends(make: Make) -> None:
-    generation = await make().generate(ask((1,) * 1990, max_tokens=50))
-
-    assert len(generation.token_ids) == 10
-    assert generation.finish_reason == "length"
-
-
-async def test_a_seed_gives_the_same_tokens_in_any_company(make: Make) -> None:
-    engine = make()
-    alone = await engine.generate(ask(seed=11, max_tokens=30))
-    company = [ask((1, number % 16), max_tokens=number + 1) for number in range(20)]
-    generations = await asyncio.gather(
-        *map(engine.generate, [*company, ask(seed=11, max_tokens=30), *map(_again, company)])
-    )
-
-    assert generations[20].token_ids == alone.token_ids
-
-
-def _again(request: Request) -> Request:
-    return Request(request.prompt_ids, request.params)
-
-
-async def test_an_engine_that_dies_fails_everything_at_once_and_for_good(make: Make, kind: Kind) -> None:
-    engine = make(slots_max=2)
-    async with asyncio.TaskGroup() as tasks:
-        under_way = [tasks.create_task(_outcome(engine, ask(max_tokens=LONG))) for _ in range(5)]
-        await anyio.sleep(0.02)
-        kind.kill(engine)
-
-    for task in under_way:
-        assert isinstance(task.result(), EngineDied)
-        assert "boom" in str(task.result())
-    for attempt in (engine.generate(ask()), engine.publish_weights(kind.weights(), 1), engine.pause()):
-        with pytest.raises(EngineDied, match="boom"):
-            await attempt
-    assert engine.in_flight_count == 0
-
-
-async def _outcome(engine: Engine, request: Request) -> Generation | Exception:
-    try:
-        return await engine.generate(request)
-    except Exception as error:
-        return error
-
-
-async def test_closing_fails_requests_under_way_and_may_be_done_twice(make: Make) -> None:
-    engine = make()
-    under_way = asyncio.create_task(_outcome(engine, ask(max_tokens=LONG)))
-    await anyio.sleep(0.02)
-    await engine.aclose()
-    await engine.aclose()
-
-    assert isinstance(await under_way, EngineDied)
-    with pytest.raises(EngineDied, match="closed"):
-        await engine.generate(ask())
