@@ -49,6 +49,10 @@ class Kind(Protocol):
         """Tokens that a request has so far; 0 also for one that isn't there."""
         ...
 
+    def is_publishing(self, engine: Any) -> bool:
+        """Whether weights were published that it doesn't generate with yet."""
+        ...
+
     async def requests_left(self, engine: Any) -> int:
         """Requests that the engine still works for, counted where it works."""
         ...
@@ -89,6 +93,12 @@ async def wait_first_token(kind: Kind, engine: Any, request: Request) -> None:
     with anyio.fail_after(30):
         # The port has no stream of tokens to wait on.
         while not kind.token_count(engine, request):  # noqa: ASYNC110
+            await anyio.sleep(0.0005)
+
+
+async def wait_publishing(kind: Kind, engine: Any) -> None:
+    with anyio.fail_after(30):
+        while not kind.is_publishing(engine):  # noqa: ASYNC110
             await anyio.sleep(0.0005)
 
 
@@ -300,7 +310,7 @@ async def test_kept_requests_finish_under_the_old_weights_and_new_ones_wait(make
     under_way = asyncio.create_task(engine.generate(old))
     await wait_first_token(kind, engine, old)
     publishing = asyncio.create_task(engine.publish_weights(kind.weights(), 5))
-    await anyio.sleep(0.005)
+    await wait_publishing(kind, engine)
     late = asyncio.create_task(engine.generate(new))
     await publishing
 
@@ -317,7 +327,7 @@ async def test_a_kept_request_that_goes_away_holds_nothing_up(make: Make, kind: 
     under_way = asyncio.create_task(engine.generate(request))
     await wait_first_token(kind, engine, request)
     publishing = asyncio.create_task(engine.publish_weights(kind.weights(), 1))
-    await anyio.sleep(0.005)
+    await wait_publishing(kind, engine)
     engine.abort(request)
     with anyio.fail_after(5):
         await publishing

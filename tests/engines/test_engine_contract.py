@@ -35,6 +35,9 @@ class WithRows:
 
 
 class Scripted(WithRows):
+    def is_publishing(self, engine: Any) -> bool:
+        return bool(engine._publishing_count)
+
     def make(self, **options: Any) -> ScriptedEngine:
         return ScriptedEngine(
             lambda prompt_ids: [(sum(prompt_ids) + at) % VOCABULARY for at in range(CONTEXT - 100)],
@@ -52,6 +55,9 @@ class Scripted(WithRows):
 
 
 class Torch(WithRows):
+    def is_publishing(self, engine: Any) -> bool:
+        return bool(engine._published)
+
     def make(self, **options: Any) -> TorchEngine:
         return TorchEngine(CONFIG, **options)
 

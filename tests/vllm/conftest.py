@@ -4,12 +4,21 @@ Rule: vLLM takes some ten seconds to start and binds to one event loop, so tests
 every async test here runs on the session's loop.
 """
 
+import gc
 import importlib.util
 import os
+import warnings
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from groupstate.engines.vllm import VllmEngine
 
 # Before vllm is imported, here or in a process that is started from here.
 os.environ |= {
@@ -25,6 +34,24 @@ os.environ |= {
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 HERE = Path(__file__).parent
+
+
+FOREIGN_WARNINGS = (
+    "ignore:Unclosed context:ResourceWarning",  # vLLM leaves its sockets to the end of the process.
+)
+"""Everything else is an error here as everywhere."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for warning in FOREIGN_WARNINGS:
+        config.addinivalue_line("filterwarnings", warning)
+
+
+def pytest_sessionfinish() -> None:
+    # The same for what is left when the filters above no longer hold.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -49,3 +76,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         write_model(root / f"v{seed}", seed=seed)
     return root
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared(models: Path) -> AsyncIterator["VllmEngine"]:
+    """One vLLM for the session. Tests wrap its `llm` and take `llm`, which is set right after each test."""
+    from tests.vllm.engines import start
+
+    engine = await start(models / "v0", skip_tokenizer_init=True)
+    yield engine
+    await engine.aclose()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def llm(shared: "VllmEngine", models: Path) -> AsyncIterator["AsyncLLM"]:
+    """The session's AsyncLLM, which generates, with the weights of `v0` and no request."""
+    yield shared.llm
+    await shared.llm.pause_generation(mode="abort")
+    await shared.llm.wake_up()
+    await shared.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(models / "v0")})
+    await shared.llm.resume_generation()

@@ -1,0 +1,237 @@
+"""Weights as a folder of safetensors files: what is in one, whether weights fit it, and how to write another.
+
+Rule: whatever is wrong with weights is found before an engine is touched, by names and shapes from the headers of the
+files that it was loaded from.
+"""
+
+import json
+import math
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from groupstate.errors import EngineError
+
+HEADER_BYTES_MAX = 100_000_000
+"""The format's own bound."""
+
+NAMES_SHOWN_MAX = 4
+
+DTYPES = {"F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
+"""Name in a header -> torch's name, and bytes. What is stored otherwise is quantized: no trainer's state fits it."""
+
+OUTPUT = "lm_head.weight"
+"""The tensor that a model with tied weights leaves out, or has twice."""
+
+
+@attrs.frozen
+class Header:
+    """One tensor of a checkpoint."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@attrs.frozen
+class Checkpoint:
+    """A folder of safetensors files."""
+
+    folder: Path
+    headers: Mapping[str, Header]
+    tied: bool = False
+    """Whether its output layer is its input layer, so that one of the two is left out."""
+    is_ours: bool = False
+    """Whether it was written here, and goes when it is replaced."""
+
+    def discard(self) -> None:
+        if self.is_ours:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def model_folder(model: str, revision: str | None, cache: str | None) -> Path:
+    """Where the files of a model are that was loaded by its path, or by its name on the hub.
+
+    Raises:
+        EngineError: nowhere on this machine.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
+    except Exception as error:
+        # Whatever the hub's client raises where its cache lacks the model.
+        raise EngineError(f"the files of {model!r} aren't in the hub's cache: {error}") from error
+
+
+def read_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
+    """What a folder holds, from the headers alone.
+
+    Raises:
+        EngineError: it isn't one, or a file in it is cut short.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise EngineError(f"{path} is no folder; weights are a folder with safetensors files, or tensors by name")
+    headers: dict[str, Header] = {}
+    for file in _files(path):
+        headers |= _read_headers(file)
+    config = _read_json(path / "config.json") if (path / "config.json").exists() else {}
+    return Checkpoint(path.resolve(), headers, tied=bool(config.get("tie_word_embeddings", False)))
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    names = set(_read_json(index).get("weight_map", {}).values()) if index.exists() else None
+    files = [folder / name for name in names] if names else list(folder.glob("*.safetensors"))
+    if not files:
+        raise EngineError(f"{folder} has no *.safetensors")
+    if missing := sorted(file.name for file in files if not file.exists()):
+        raise EngineError(f"{folder} lacks {_shown(missing)}, which its {index.name} names")
+    return sorted(files)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EngineError(f"{path} is no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise EngineError(f"{path} holds {type(data).__name__}; it must be a JSON object")
+    return data
+
+
+def _read_headers(file: Path) -> dict[str, Header]:
+    bytes_total = file.stat().st_size
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(HEADER_BYTES_MAX, bytes_total):
+                raise EngineError(f"{file} is no safetensors file, or is cut short in its header")
+            table = json.loads(stream.read(length))
+        table.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in table.values()), default=0)
+        headers = {name: Header(entry["dtype"], tuple(entry["shape"])) for name, entry in table.items()}
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"{file} is no safetensors file: its header can't be read ({error!r})") from error
+    if bytes_total < 8 + length + end:
+        raise EngineError(f"{file} is cut short: it has {bytes_total:,} bytes of {8 + length + end:,}")
+    return headers
+
+
+def need_fit(found: Checkpoint, needed: Checkpoint, what: str) -> None:
+    """
+    Raises:
+        EngineError: other tensors than those needed.
+    """
+    _need_names(found.headers.keys(), needed, what)
+    for name, own in needed.headers.items():
+        if name in found.headers:
+            _need_shape(name, found.headers[name].shape, own, what)
+
+
+def write_checkpoint(weights: Mapping[str, Any], like: Checkpoint, what: str, scratch: Path | None) -> Checkpoint:
+    """Tensors as a new folder, in the names and types of another one.
+
+    Raises:
+        EngineError: they don't fit, or aren't finite, or there is no room for them.
+    """
+    chosen = _fitting(weights, like, what)
+    folder = None
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="groupstate-weights-", dir=scratch))
+        with (folder / "model.safetensors").open("wb") as stream:
+            stream.write(_header_bytes({name: like.headers[name] for name in chosen}))
+            for name, tensor in chosen.items():
+                stream.write(_tensor_bytes(name, tensor, like.headers[name].dtype, what))
+    except BaseException as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise EngineError(f"{what} can't be written: {error}") from error
+        raise
+    return Checkpoint(folder, like.headers, tied=like.tied, is_ours=True)
+
+
+def _fitting(weights: Mapping[str, Any], like: Checkpoint, what: str) -> dict[str, Any]:
+    """The tensors that a checkpoint like that one has."""
+    import torch
+
+    for name, tensor in weights.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise EngineError(f"{name!r} of {what} is a {type(tensor).__name__}; it must be a tensor")
+    chosen = {name: tensor for name, tensor in weights.items() if not _is_second_name(name, weights, like)}
+    _need_names(chosen.keys(), like, what)
+    for name, tensor in chosen.items():
+        own = like.headers[name]
+        _need_shape(name, tuple(tensor.shape), own, what)
+        if own.dtype not in DTYPES:
+            raise EngineError(
+                f"{name!r} is stored as {own.dtype}, so the model is quantized, and no tensor of {what} fits it; "
+                "give a folder with weights that are quantized in the same way"
+            )
+    return chosen
+
+
+def _is_second_name(name: str, weights: Mapping[str, Any], like: Checkpoint) -> bool:
+    """Whether a tensor has another name, by which the checkpoint has it, as tied weights do."""
+    if name in like.headers:
+        return False
+    place = _place(weights[name])
+    return (like.tied and name == OUTPUT) or any(
+        _place(weights[own]) == place for own in like.headers if own in weights
+    )
+
+
+def _place(tensor: Any) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tuple(tensor.shape)
+
+
+def _header_bytes(headers: Mapping[str, Header]) -> bytes:
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, header in headers.items():
+        start, end = end, end + math.prod(header.shape) * DTYPES[header.dtype][1]
+        table[name] = {"dtype": header.dtype, "shape": list(header.shape), "data_offsets": [start, end]}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _tensor_bytes(name: str, tensor: Any, dtype: str, what: str) -> memoryview:
+    """One at a time, so that a model is never in memory once more."""
+    import torch
+
+    if not bool(tensor.isfinite().all()):
+        raise EngineError(f"{name!r} of {what} has values that are not finite")
+    stored = tensor.detach().to("cpu", getattr(torch, DTYPES[dtype][0])).contiguous().reshape(-1)
+    return memoryview(stored.view(torch.uint8).numpy())
+
+
+def _need_names(found: Set[str], needed: Checkpoint, what: str) -> None:
+    optional = {OUTPUT} if needed.tied else set()
+    if missing := sorted(needed.headers.keys() - found - optional):
+        raise EngineError(f"{what} lacks {_shown(missing)}")
+    if unknown := sorted(found - needed.headers.keys() - optional):
+        raise EngineError(f"{what} has {_shown(unknown)}, which the model doesn't have")
+
+
+def _need_shape(name: str, shape: tuple[int, ...], own: Header, what: str) -> None:
+    if shape != own.shape:
+        raise EngineError(
+            f"{name!r} of {what} has shape {list(shape)} ({math.prod(shape):,} values); the model's has "
+            f"{list(own.shape)}"
+        )
+
+
+def _shown(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:NAMES_SHOWN_MAX]))
+    more = len(names) - NAMES_SHOWN_MAX
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,645 @@
+"""vLLM in this process: its AsyncLLM behind the port.
+
+Rule 1: requests stay in vLLM. What freezes, wakes or recomputes them is vLLM's own, so that seeds, penalties and
+grammars go on as if nothing had been; only `restart` sends a request twice.
+Rule 2: one change of state or weights at a time, and once it touches vLLM it is carried to its end: a cancellation
+can't leave vLLM in between.
+Rule 3: nobody waits for a dead engine. vLLM fails its requests itself; other calls into it are watched.
+"""
+
+import asyncio
+import dataclasses
+import difflib
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import anyio
+import anyio.to_thread
+import attrs
+
+from groupstate.core.events import VersionSpan
+from groupstate.engines.checkpoint import Checkpoint, model_folder, need_fit, read_checkpoint, write_checkpoint
+from groupstate.engines.port import (
+    FinishReason,
+    Generation,
+    InFlight,
+    Request,
+    State,
+    Tokenizer,
+    Weights,
+    claim,
+    need_in_flight,
+    next_state,
+)
+from groupstate.errors import EngineDied, EngineError, EngineUnavailable, MissingExtra, RequestRefused
+
+try:
+    import vllm
+except ModuleNotFoundError as error:
+    if error.name != "vllm":
+        raise
+    raise MissingExtra("the engine 'vllm'", "vllm", "vllm") from error
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMServerError
+from vllm.inputs.engine import tokens_input
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+Output: TypeAlias = Any
+"""vLLM's CompletionOutput."""
+
+# fmt: off
+OURS = {
+    "temperature", "top_p", "max_tokens", "stop_token_ids", "seed",
+    "n", "logprobs", "flat_logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids",
+    "prompt_logprob_start", "detokenize", "output_kind", "output_text_buffer_length", "skip_clone", "stream_interval",
+}
+# fmt: on
+"""Sampling parameters of vLLM that can't stand in `extra`: fields of their own, or what an answer is read from."""
+
+FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
+
+PARTS = frozenset({"weights", "kv_cache"})
+"""What vLLM's sleep gives back, by its names."""
+
+
+@attrs.define(eq=False)
+class _Row:
+    """A request under way."""
+
+    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    """Cancelled by `abort`, and by the end of the engine."""
+    publication: int = 0
+    """How many publications there had been when it was sent to vLLM."""
+
+
+class VllmTokenizer:
+    """vLLM's tokenizer, without special tokens in either direction."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+class VllmEngine:
+    """Generates with vLLM, in whatever batches it makes."""
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        *,
+        tokenizer: Tokenizer | None = None,
+        in_flight: InFlight = "continue",
+        weight_version: int = 0,
+        sleep_level: int = 1,
+        scratch: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """
+        Args:
+            llm: Yours: `aclose` leaves it running.
+            tokenizer: In place of vLLM's.
+            in_flight: What new weights do to requests under way.
+            sleep_level: vLLM's. 1 keeps the weights in the memory of the host; 2 drops them, so that new ones must be
+                published before it generates again.
+            scratch: Where weights that are published as tensors are written, such as a folder below /dev/shm; None is
+                the system's folder for temporary files. The workers must see it.
+
+        Raises:
+            EngineError: settings that can't be, or a vLLM that lacks what this needs.
+        """
+        self._in_flight = need_in_flight(in_flight)
+        self._sleep_level = _need_sleep_level(sleep_level)
+        _need_usable(llm)
+        self.llm = llm
+        self.tokenizer = tokenizer if tokenizer or llm.tokenizer is None else VllmTokenizer(llm.tokenizer)
+        self._scratch = None if scratch is None else Path(scratch)
+        self._weight_version = weight_version
+        self._is_own = False
+        """Whether it was started here, and ends here."""
+        self._is_labelled = False
+        """Whether vLLM knows the first weight version."""
+        self._state: State = "generating"
+        self._asleep: set[str] = set()
+        """The parts whose memory is given back."""
+        self._weights_lost = False
+        self._rows: dict[str, _Row] = {}
+        self._lock = anyio.Lock()
+        """Held by whoever changes state or weights."""
+        self._publishing = False
+        """Whether new requests wait."""
+        self._publication_count = 0
+        self._changed = anyio.Event()
+        """Set, and replaced, whenever somebody's wait may be over."""
+        self._model: Checkpoint | None = None
+        """What it was started from; read by the first publication."""
+        self._loaded: Checkpoint | None = None
+        """The weights in force, to go back to."""
+        self._closed = False
+        self._end: Exception | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        model: str | os.PathLike[str],
+        *,
+        in_flight: InFlight = "continue",
+        weight_version: int = 0,
+        sleep_level: int = 1,
+        scratch: str | os.PathLike[str] | None = None,
+        **engine_args: Any,
+    ) -> Self:
+        """An engine with a vLLM of its own, which `aclose` ends. The loop stands still until it is up.
+
+        Args:
+            model: A folder, or a name that vLLM knows.
+            engine_args: vLLM's own (`AsyncEngineArgs`), such as `max_model_len`, `gpu_memory_utilization`, `dtype`.
+
+        Raises:
+            EngineError: settings that can't be, or vLLM did not start; nothing is left running.
+        """
+        need_in_flight(in_flight)
+        _need_sleep_level(sleep_level)
+        llm = _start(os.fspath(model), engine_args)
+        try:
+            engine = cls(
+                llm, in_flight=in_flight, weight_version=weight_version, sleep_level=sleep_level, scratch=scratch
+            )
+        except BaseException:
+            llm.shutdown()
+            raise
+        engine._is_own = True
+        return engine
+
+    @property
+    def weight_version(self) -> int:
+        return self._weight_version
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def in_flight_count(self) -> int:
+        return len(self._rows)
+
+    async def generate(self, request: Request) -> Generation:
+        self._check_alive()
+        prompt_ids = self._checked_prompt(request)
+        params = self._vllm_params(request, prompt_ids)
+        claim(request)
+        row = self._rows[request.id] = _Row()
+        try:
+            output = await self._output(request, row, tokens_input(prompt_ids), params)
+        finally:
+            del self._rows[request.id]
+            if self._closed:
+                self._tell()
+        if output is None:
+            return Generation((), (), (), "abort")
+        return self._generation(request, output)
+
+    def abort(self, request: Request) -> None:
+        if row := self._rows.get(request.id):
+            row.scope.cancel()
+
+    async def pause(self) -> None:
+        """Requests keep their place and their cache in vLLM."""
+        await self._go("pause", lambda: self.llm.pause_generation(mode="keep", clear_cache=False))
+
+    async def sleep(self) -> None:
+        """As the port says, with vLLM's sleep mode, which CPUs don't have: there it only stands still. Requests are
+        computed anew when they go on.
+
+        Raises:
+            EngineError: it isn't paused, or vLLM was started without its sleep mode.
+        """
+        if current_platform.is_sleep_mode_available() and not self.llm.model_config.enable_sleep_mode:
+            raise EngineError(
+                "vLLM was started without its sleep mode, so sleep gives no memory back; start it with "
+                "enable_sleep_mode=True"
+            )
+        await self._go("sleep", self._fall_asleep)
+
+    async def wake(self) -> None:
+        """Take the memory of the weights again; that of the cache comes with `resume`, since vLLM generates as soon
+        as it has both."""
+        await self._go("wake", lambda: self._wake("weights"))
+
+    async def resume(self) -> None:
+        """
+        Raises:
+            EngineError: it is asleep, or its weights were dropped in its sleep and no others were published.
+        """
+        await self._go("resume", self._resume)
+
+    async def publish_weights(self, weights: Weights, weight_version: int) -> None:
+        """As the port says. Tensors are written to files, in the types of the model's; don't change them until this
+        returns. Requests under way are computed anew under the new weights, up to where they are.
+
+        Raises:
+            EngineError: misfit weights, or vLLM could not load them; the old ones stay in force.
+            EngineDied: and vLLM could not load the old ones either.
+        """
+        self._check_alive()
+        async with self._lock:
+            await self._label_first()
+            checkpoint = await self._checked_weights(weights, f"the weights of version {weight_version}")
+            self._publishing = True
+            self._publication_count += 1
+            try:
+                await self._stop_for_publication()
+                with anyio.CancelScope(shield=True):
+                    await self._take(checkpoint, weight_version)
+            finally:
+                self._publishing = False
+                self._tell()
+                if checkpoint is not self._loaded:
+                    checkpoint.discard()
+
+    async def aclose(self) -> None:
+        """As the port says; ends vLLM too if it was started here."""
+        self._closed = True
+        self._release_rows()
+        with anyio.CancelScope(shield=True):
+            while self._rows:
+                await self._changed.wait()
+            if self._is_own:
+                self._is_own = False
+                # It waits for processes to end.
+                await anyio.to_thread.run_sync(self.llm.shutdown)
+        if self._loaded is not None:
+            self._loaded.discard()
+
+    # Requests --------------------------------------------------------------------------------------
+
+    def _checked_prompt(self, request: Request) -> list[int]:
+        prompt_ids = [int(token) for token in request.prompt_ids]
+        context, size = self.llm.model_config.max_model_len, self.llm.model_config.get_vocab_size()
+        if not prompt_ids:
+            raise RequestRefused(f"request {request.id} has an empty prompt; give at least one token, such as bos")
+        if len(prompt_ids) >= context:
+            raise RequestRefused(
+                f"the prompt of request {request.id} has {len(prompt_ids)} tokens; the context of {context} "
+                "needs room for at least one more"
+            )
+        # vLLM doesn't look, and one token out of range ends its process.
+        if bad := [token for token in prompt_ids if not 0 <= token < size]:
+            raise RequestRefused(f"request {request.id} has token {bad[0]}; the vocabulary has 0 to {size - 1}")
+        return prompt_ids
+
+    def _vllm_params(self, request: Request, prompt_ids: Sequence[int]) -> vllm.SamplingParams:
+        params = request.params
+        if bad := sorted(name for name in params.extra if name in OURS or name.startswith("_")):
+            raise RequestRefused(
+                f"request {request.id} has {', '.join(map(repr, bad))} in extra; that is a field of SamplingParams, "
+                "or groupstate's to set"
+            )
+        try:
+            return vllm.SamplingParams(
+                temperature=params.temperature,
+                top_p=params.top_p,
+                max_tokens=min(params.max_tokens, self.llm.model_config.max_model_len - len(prompt_ids)),
+                stop_token_ids=list(params.stop_token_ids),
+                # It takes 64 bits, and -1 for none.
+                seed=None if params.seed is None else params.seed % 2**63,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=bool(params.extra.get("stop")),
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                skip_clone=True,
+                **params.extra,
+            )
+        except (TypeError, ValueError, VLLMClientError) as error:
+            raise self._refusal(request, error) from error
+
+    async def _output(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Output | None:
+        """What vLLM made of it; None if it never came there."""
+        while True:
+            try:
+                output = await self._attempt(request, row, prompt, params)
+            except EngineError:
+                raise
+            except Exception as error:
+                raise self._failure(request, error) from error
+            if output is None or not self._is_to_restart(row, output):
+                return output
+
+    def _is_to_restart(self, row: _Row, output: Output) -> bool:
+        return (
+            self._in_flight == "restart"
+            and output.finish_reason == "abort"
+            and not row.scope.cancel_called
+            and row.publication != self._publication_count
+        )
+
+    async def _attempt(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Output | None:
+        sent: Any = None
+        result: Any = None
+        try:
+            with row.scope:
+                await self._wait_turn()
+                # Nothing suspends from here until vLLM has it, so that a publication has all requests or none.
+                row.publication = self._publication_count
+                with anyio.CancelScope(shield=True):
+                    sent = await self.llm.add_request(request.id, prompt, params)
+                result = await sent.get()
+        finally:
+            if sent is not None and result is None:
+                await self._free(sent)
+        if self._closed or self._end:
+            self._check_alive()
+        if sent is not None and result is None:
+            # Aborted: the tokens so far, or all of them if it was finished in the same moment.
+            result = sent.get_nowait()
+        return None if result is None else result.outputs[0]
+
+    async def _free(self, sent: Any) -> None:
+        """Take a request out of vLLM."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.llm.abort(sent.request_id, internal=True)
+            except VLLMServerError:
+                pass  # It is dead: there is nothing to free.
+
+    async def _wait_turn(self) -> None:
+        if not self._is_labelled:
+            async with self._lock:
+                await self._label_first()
+        while self._publishing:
+            await self._changed.wait()
+        self._check_alive()
+
+    async def _label_first(self) -> None:
+        """Tell vLLM the first version, once; the caller holds the lock."""
+        if not self._is_labelled:
+            await self._call(self.llm.update_weight_version(str(self._weight_version)))
+            await self._call(self.llm.get_supported_tasks())  # It remembers them, and asks before it takes a request.
+            self._is_labelled = True
+
+    def _failure(self, request: Request, error: Exception) -> EngineError:
+        if self.llm.errored:
+            return self._death()
+        if isinstance(error, VLLMServerError | GracefulHTTPError):
+            return EngineUnavailable(f"vLLM could not serve request {request.id}: {_text(error)}")
+        request.used = False  # It was looked at and not taken.
+        return self._refusal(request, error)
+
+    def _refusal(self, request: Request, error: Exception) -> RequestRefused:
+        return RequestRefused(f"vLLM refuses request {request.id}: {error}")
+
+    def _generation(self, request: Request, output: Output) -> Generation:
+        if output.finish_reason not in FINISH_REASONS:
+            raise EngineUnavailable(f"vLLM ended request {request.id} with {output.finish_reason!r}; its log says why")
+        token_ids = tuple(output.token_ids)
+        flat = output.logprobs
+        return Generation(
+            token_ids=token_ids,
+            # The first at each place is that of the token itself.
+            log_probs=tuple(flat.logprobs[start] for start in flat.start_indices) if token_ids else (),
+            spans=tuple(_span(span) for span in output.weight_versions or ()),
+            finish_reason=FINISH_REASONS[output.finish_reason],
+            text=self.tokenizer.decode(token_ids) if self.tokenizer else "",
+        )
+
+    # State -----------------------------------------------------------------------------------------
+
+    async def _go(self, call: str, work: Callable[[], Awaitable[Any]]) -> None:
+        self._check_alive()
+        async with self._lock:
+            self._check_alive()
+            state = next_state(self._state, call)
+            if state != self._state:
+                with anyio.CancelScope(shield=True):
+                    await self._call(work())
+                self._state = state
+
+    async def _fall_asleep(self) -> None:
+        await self.llm.sleep(level=self._sleep_level, mode="keep")
+        self._weights_lost |= self._sleep_level == 2 and current_platform.is_sleep_mode_available()
+        self._asleep = set(PARTS)
+
+    async def _wake(self, part: str) -> None:
+        if part in self._asleep:
+            await self.llm.wake_up(tags=[part])
+            self._asleep.remove(part)
+
+    async def _resume(self) -> None:
+        if self._weights_lost:
+            raise EngineError(
+                "cannot resume: the weights were dropped in the engine's sleep (sleep_level 2); publish weights first"
+            )
+        if self._asleep:
+            await self._wake("kv_cache")  # vLLM goes on by itself then.
+        else:
+            await self.llm.resume_generation()
+
+    # Weights ---------------------------------------------------------------------------------------
+
+    async def _checked_weights(self, weights: Weights, what: str) -> Checkpoint:
+        """A folder that fits, which for tensors is written now.
+
+        Raises:
+            EngineError: there is none.
+        """
+        try:
+            return await anyio.to_thread.run_sync(self._checkpoint, weights, what)
+        except EngineError as error:
+            raise EngineError(f"{error}; version {self._weight_version} stays") from error
+
+    def _checkpoint(self, weights: Weights, what: str) -> Checkpoint:
+        if self._model is None:
+            self._model = self._loaded = _checkpoint_of(self.llm)
+        if isinstance(weights, Mapping):
+            return write_checkpoint(weights, self._model, what, self._scratch)
+        if not isinstance(weights, str | os.PathLike):
+            raise EngineError(f"{what} are {type(weights).__name__}; give tensors by name, or a checkpoint's folder")
+        checkpoint = read_checkpoint(weights)
+        need_fit(checkpoint, self._model, what)
+        return checkpoint
+
+    async def _stop_for_publication(self) -> None:
+        """Let vLLM stand still, with what is under way as `in_flight` has it."""
+        lets_finish = self._in_flight == "keep" and self._state == "generating"
+        mode = "abort" if self._in_flight == "restart" else "wait" if lets_finish else "keep"
+        try:
+            # Caches are of the old weights. A sleeping engine has none.
+            await self._call(self.llm.pause_generation(mode=mode, clear_cache=self._state != "asleep"))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._go_on()
+            raise
+
+    async def _go_on(self) -> None:
+        """As before the publication."""
+        if self._state == "generating" and not self.llm.errored and self._end is None:
+            await self._call(self.llm.resume_generation())
+
+    async def _take(self, checkpoint: Checkpoint, weight_version: int) -> None:
+        try:
+            self._check_alive()
+            await self._call(self._wake("weights"))
+            await self._load_or_go_back(checkpoint, weight_version)
+            await self._call(self.llm.update_weight_version(str(weight_version)))
+            before, self._loaded = self._loaded, checkpoint
+            self._weight_version = weight_version
+        finally:
+            await self._go_on()
+        if before is not None:
+            before.discard()
+
+    async def _load_or_go_back(self, checkpoint: Checkpoint, weight_version: int) -> None:
+        """
+        Raises:
+            EngineError: the old weights are in force again.
+            EngineDied: none are.
+        """
+        assert self._loaded is not None
+        try:
+            await self._load(checkpoint)
+        except EngineDied:
+            raise
+        except EngineError as error:
+            # Some of the new weights may be in vLLM by now.
+            try:
+                await self._load(self._loaded)
+            except EngineDied:
+                raise
+            except EngineError as again:
+                self._end = EngineError(
+                    f"it could neither load the weights of version {weight_version} ({error}) nor those of version "
+                    f"{self._weight_version} again ({again})"
+                )
+                self._release_rows()
+                raise self._death() from again
+            raise EngineError(
+                f"the weights of version {weight_version} could not be loaded; version {self._weight_version} stays: "
+                f"{error}"
+            ) from error
+
+    async def _load(self, checkpoint: Checkpoint) -> None:
+        arguments = {"weights_path": str(checkpoint.folder)}
+        await self._call(self.llm.collective_rpc("reload_weights", kwargs=arguments))
+        self._weights_lost = False
+
+    # The end ---------------------------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise EngineDied("the engine is closed")
+        if self._end is not None or self.llm.errored:
+            raise self._death()
+
+    def _death(self) -> EngineDied:
+        if self._end is not None:
+            return EngineDied(f"the engine died: {self._end}")
+        return EngineDied(f"the engine died: {_text(self.llm.dead_error)}{_exit_codes(self.llm)}")
+
+    def _release_rows(self) -> None:
+        """Let every request under way see that the engine has ended."""
+        for row in self._rows.values():
+            row.scope.cancel()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _call(self, call: Awaitable[Any]) -> Any:
+        """What vLLM answers. Over the death of its process it would be silent for ever.
+
+        Raises:
+            EngineError: it can't do it.
+            EngineDied: it died.
+        """
+        failure: Exception | None = None
+        result = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._cancel_on_death, tasks.cancel_scope)
+            try:
+                result = await call
+            except Exception as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+        if self.llm.errored:
+            raise self._death() from failure
+        if isinstance(failure, EngineError):
+            raise failure
+        if failure is not None:
+            raise EngineError(f"vLLM can't do it: {_text(failure)}") from failure
+        return result
+
+    async def _cancel_on_death(self, scope: anyio.CancelScope) -> None:
+        self.llm._run_output_handler()  # Does nothing where it runs, which it does unless vLLM was made without a loop.
+        await asyncio.wait([self.llm.output_handler])  # It passes on what vLLM says, and ends with vLLM.
+        scope.cancel()
+
+
+def _need_sleep_level(sleep_level: int) -> int:
+    if sleep_level not in (1, 2):
+        raise EngineError(f"sleep_level is {sleep_level!r}; it must be 1 or 2")
+    return sleep_level
+
+
+def _need_usable(llm: AsyncLLM) -> None:
+    if not hasattr(llm, "update_weight_version"):
+        raise EngineError(f"vLLM {vllm.__version__} doesn't say which weights made a token; 0.32 and later do")
+    if (mode := llm.model_config.logprobs_mode) != "raw_logprobs":
+        raise EngineError(
+            f"vLLM has logprobs_mode {mode!r}; log-probabilities here are those before temperature and top-p, so it "
+            "must be 'raw_logprobs'"
+        )
+
+
+def _start(model: str, engine_args: Mapping[str, Any]) -> AsyncLLM:
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for name in engine_args:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise EngineError(f"vLLM {vllm.__version__} has no engine argument {name!r}{hint}")
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **engine_args))
+    except Exception as error:
+        raise EngineError(f"vLLM could not start with the model {model!r}: {_text(error)}") from error
+
+
+def _checkpoint_of(llm: AsyncLLM) -> Checkpoint:
+    """The files that vLLM loaded.
+
+    Raises:
+        EngineError: there are none that can be read again.
+    """
+    load, model = llm.vllm_config.load_config, llm.model_config
+    if load.load_format == "dummy":
+        raise EngineError("vLLM was started with load_format 'dummy', and then it can't load weights")
+    return read_checkpoint(model_folder(model.model, model.revision, load.download_dir))
+
+
+def _span(span: Any) -> VersionSpan:
+    try:
+        return VersionSpan(span.start, span.end, int(span.version))
+    except ValueError:
+        raise EngineError(
+            f"vLLM says that weights {span.version!r} made a token, which nobody published here; don't set its weight "
+            "version yourself"
+        ) from None
+
+
+def _exit_codes(llm: AsyncLLM) -> str:
+    """How its processes ended, such as -9 by the kernel for want of memory."""
+    manager: Any = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
+    codes = manager.finished_procs() if hasattr(manager, "finished_procs") else {}
+    return "".join(f"; its process {name} ended with code {code}" for name, code in codes.items())
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
