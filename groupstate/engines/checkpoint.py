@@ -167,6 +167,8 @@ def _fitting(weights: Mapping[str, Any], like: Checkpoint, what: str) -> dict[st
     for name, tensor in weights.items():
         if not isinstance(tensor, torch.Tensor):
             raise EngineError(f"{name!r} of {what} is a {type(tensor).__name__}; it must be a tensor")
+        if hasattr(tensor, "full_tensor"):
+            raise EngineError(f"{name!r} of {what} is a shard; give its full_tensor()")
     chosen = {name: tensor for name, tensor in weights.items() if not _is_second_name(name, weights, like)}
     _need_names(chosen.keys(), like, what)
     for name, tensor in chosen.items():
@@ -212,6 +214,8 @@ def _tensor_bytes(name: str, tensor: Any, dtype: str, what: str) -> memoryview:
     if not bool(tensor.isfinite().all()):
         raise EngineError(f"{name!r} of {what} has values that are not finite")
     stored = tensor.detach().to("cpu", getattr(torch, DTYPES[dtype][0])).contiguous().reshape(-1)
+    if not bool(stored.isfinite().all()):
+        raise EngineError(f"{name!r} of {what} has values that are too large for {dtype}, in which the model has it")
     return memoryview(stored.view(torch.uint8).numpy())
 
 
