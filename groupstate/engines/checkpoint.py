@@ -10,7 +10,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +239,54 @@ def _shown(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:NAMES_SHOWN_MAX]))
     more = len(names) - NAMES_SHOWN_MAX
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+class WeightFiles:
+    """The files of the weights that an engine generates with, which say what others must be like."""
+
+    def __init__(self, find_model: Callable[[], Path], scratch: str | os.PathLike[str] | None) -> None:
+        """
+        Args:
+            find_model: The folder that the engine was started from; called when first needed, and may raise
+                `EngineError`.
+            scratch: Where tensors are written; None is the system's folder for temporary files.
+        """
+        self._find_model = find_model
+        self._scratch = None if scratch is None else Path(scratch)
+        self._model: Checkpoint | None = None
+        self._loaded: Checkpoint | None = None
+
+    @property
+    def loaded(self) -> Checkpoint:
+        """The weights in force, to go back to. There are some once others were checked."""
+        assert self._loaded is not None
+        return self._loaded
+
+    def checked(self, weights: Any, what: str) -> Checkpoint:
+        """A folder that fits, which for tensors is written now.
+
+        Raises:
+            EngineError: there is none.
+        """
+        if self._model is None:
+            self._model = self._loaded = read_checkpoint(self._find_model())
+        if isinstance(weights, Mapping):
+            return write_checkpoint(weights, self._model, what, self._scratch)
+        if not isinstance(weights, str | os.PathLike):
+            raise EngineError(f"{what} are {type(weights).__name__}; give tensors by name, or a checkpoint's folder")
+        checkpoint = read_checkpoint(weights)
+        need_fit(checkpoint, self._model, what)
+        return checkpoint
+
+    def replace(self, checkpoint: Checkpoint) -> None:
+        self.loaded.discard()
+        self._loaded = checkpoint
+
+    def discard_other(self, checkpoint: Checkpoint) -> None:
+        """Remove one that did not come into force."""
+        if checkpoint is not self._loaded:
+            checkpoint.discard()
+
+    def close(self) -> None:
+        if self._loaded is not None:
+            self._loaded.discard()

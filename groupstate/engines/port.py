@@ -102,6 +102,25 @@ def need_no_extra(request: Request, engine: str) -> None:
         )
 
 
+def checked_prompt(request: Request, *, context: int, vocabulary_size: int) -> list[int]:
+    """The prompt's token ids.
+
+    Raises:
+        RequestRefused: none, or too many, or one that isn't in the vocabulary.
+    """
+    prompt_ids = [int(token) for token in request.prompt_ids]
+    if not prompt_ids:
+        raise RequestRefused(f"request {request.id} has an empty prompt; give at least one token, such as bos")
+    if len(prompt_ids) >= context:
+        raise RequestRefused(
+            f"the prompt of request {request.id} has {len(prompt_ids)} tokens; the context of {context} "
+            "needs room for at least one more"
+        )
+    if bad := [token for token in prompt_ids if not 0 <= token < vocabulary_size]:
+        raise RequestRefused(f"request {request.id} has token {bad[0]}; the vocabulary has 0 to {vocabulary_size - 1}")
+    return prompt_ids
+
+
 STEPS: dict[str, tuple[State, State]] = {
     "pause": ("generating", "paused"),
     "sleep": ("paused", "asleep"),

@@ -1,10 +1,11 @@
-"""Text as characters, for small models.
+"""Text as characters, for small models, and the tokenizers of others behind the same protocol.
 
 Rule: the three special tokens come first (pad 0, bos 1, eos 2), then the alphabet in the order given, so an
 alphabet that only grows at its end keeps the ids of a trained model.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from groupstate.errors import BadInput
 
@@ -52,3 +53,16 @@ class CharTokenizer:
             if not 0 <= token < self.vocabulary_size:
                 raise BadInput(f"token {token} is not in the vocabulary of {self.vocabulary_size} tokens")
         return "".join(self.alphabet[token - 3] for token in token_ids if token >= 3)
+
+
+class TransformersTokenizer:
+    """One of the package transformers, without special tokens in either direction."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))

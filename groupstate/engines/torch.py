@@ -28,6 +28,7 @@ from groupstate.engines.port import (
     State,
     Tokenizer,
     Weights,
+    checked_prompt,
     claim,
     need_in_flight,
     need_no_extra,
@@ -35,7 +36,7 @@ from groupstate.engines.port import (
 )
 from groupstate.engines.slots import SlotBatch
 from groupstate.engines.transformer import Transformer, TransformerConfig
-from groupstate.errors import EngineDied, EngineError, RequestRefused, Unsupported
+from groupstate.errors import EngineDied, EngineError, Unsupported
 
 Outcome: TypeAlias = tuple["asyncio.Future[Any]", Any]
 """A future and what it is to become: an exception or a result."""
@@ -233,18 +234,8 @@ class TorchEngine:
 
     def _checked_prompt(self, request: Request) -> tuple[int, ...]:
         need_no_extra(request, "torch")
-        prompt_ids = tuple(int(token) for token in request.prompt_ids)
-        context, size = self._model.config.context, self._model.config.vocabulary_size
-        if not prompt_ids:
-            raise RequestRefused(f"request {request.id} has an empty prompt; give at least one token, such as bos")
-        if len(prompt_ids) >= context:
-            raise RequestRefused(
-                f"the prompt of request {request.id} has {len(prompt_ids)} tokens; the context of {context} "
-                "needs room for at least one more"
-            )
-        if bad := [token for token in prompt_ids if not 0 <= token < size]:
-            raise RequestRefused(f"request {request.id} has token {bad[0]}; the vocabulary has 0 to {size - 1}")
-        return prompt_ids
+        config = self._model.config
+        return tuple(checked_prompt(request, context=config.context, vocabulary_size=config.vocabulary_size))
 
     def _new_row(self, request: Request, prompt_ids: tuple[int, ...], future: "asyncio.Future[Generation]") -> _Row:
         length_max = min(request.params.max_tokens, self._model.config.context - len(prompt_ids))

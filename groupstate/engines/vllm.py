@@ -13,14 +13,14 @@ import difflib
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import anyio
 import anyio.to_thread
 import attrs
 
 from groupstate.core.events import VersionSpan
-from groupstate.engines.checkpoint import Checkpoint, model_folder, need_fit, read_checkpoint, write_checkpoint
+from groupstate.engines.checkpoint import Checkpoint, WeightFiles, model_folder
 from groupstate.engines.port import (
     FinishReason,
     Generation,
@@ -29,10 +29,12 @@ from groupstate.engines.port import (
     State,
     Tokenizer,
     Weights,
+    checked_prompt,
     claim,
     need_in_flight,
     next_state,
 )
+from groupstate.engines.tokenizer import TransformersTokenizer
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, MissingExtra, RequestRefused
 
 try:
@@ -43,14 +45,11 @@ except ModuleNotFoundError as error:
     raise MissingExtra("the engine 'vllm'", "vllm", "vllm") from error
 
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMServerError
+from vllm.exceptions import VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
-
-Output: TypeAlias = Any
-"""vLLM's CompletionOutput."""
 
 # fmt: off
 OURS = {
@@ -63,9 +62,6 @@ OURS = {
 
 FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
 
-PARTS = frozenset({"weights", "kv_cache"})
-"""What vLLM's sleep gives back, by its names."""
-
 
 @attrs.define(eq=False)
 class _Row:
@@ -75,19 +71,6 @@ class _Row:
     """Cancelled by `abort`, and by the end of the engine."""
     publication: int = 0
     """How many publications there had been when it was sent to vLLM."""
-
-
-class VllmTokenizer:
-    """vLLM's tokenizer, without special tokens in either direction."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 class VllmEngine:
@@ -120,8 +103,8 @@ class VllmEngine:
         self._sleep_level = _need_sleep_level(sleep_level)
         _need_usable(llm)
         self.llm = llm
-        self.tokenizer = tokenizer if tokenizer or llm.tokenizer is None else VllmTokenizer(llm.tokenizer)
-        self._scratch = None if scratch is None else Path(scratch)
+        self.tokenizer = tokenizer if tokenizer or llm.tokenizer is None else TransformersTokenizer(llm.tokenizer)
+        self._files = WeightFiles(lambda: _model_folder(llm), scratch)
         self._weight_version = weight_version
         self._is_own = False
         """Whether it was started here, and ends here."""
@@ -129,7 +112,7 @@ class VllmEngine:
         """Whether vLLM knows the first weight version."""
         self._state: State = "generating"
         self._asleep: set[str] = set()
-        """The parts whose memory is given back."""
+        """Whose memory is given back, by vLLM's names."""
         self._weights_lost = False
         self._rows: dict[str, _Row] = {}
         self._lock = anyio.Lock()
@@ -139,10 +122,6 @@ class VllmEngine:
         self._publication_count = 0
         self._changed = anyio.Event()
         """Set, and replaced, whenever somebody's wait may be over."""
-        self._model: Checkpoint | None = None
-        """What it was started from; read by the first publication."""
-        self._loaded: Checkpoint | None = None
-        """The weights in force, to go back to."""
         self._closed = False
         self._end: Exception | None = None
 
@@ -193,7 +172,9 @@ class VllmEngine:
 
     async def generate(self, request: Request) -> Generation:
         self._check_alive()
-        prompt_ids = self._checked_prompt(request)
+        config = self.llm.model_config
+        # vLLM doesn't look at the vocabulary, and one token out of range ends its process.
+        prompt_ids = checked_prompt(request, context=config.max_model_len, vocabulary_size=config.get_vocab_size())
         params = self._vllm_params(request, prompt_ids)
         claim(request)
         row = self._rows[request.id] = _Row()
@@ -251,6 +232,7 @@ class VllmEngine:
         """
         self._check_alive()
         async with self._lock:
+            self._check_alive()
             await self._label_first()
             checkpoint = await self._checked_weights(weights, f"the weights of version {weight_version}")
             self._publishing = True
@@ -262,8 +244,7 @@ class VllmEngine:
             finally:
                 self._publishing = False
                 self._tell()
-                if checkpoint is not self._loaded:
-                    checkpoint.discard()
+                self._files.discard_other(checkpoint)
 
     async def aclose(self) -> None:
         """As the port says; ends vLLM too if it was started here."""
@@ -276,25 +257,9 @@ class VllmEngine:
                 self._is_own = False
                 # It waits for processes to end.
                 await anyio.to_thread.run_sync(self.llm.shutdown)
-        if self._loaded is not None:
-            self._loaded.discard()
+        self._files.close()
 
     # Requests --------------------------------------------------------------------------------------
-
-    def _checked_prompt(self, request: Request) -> list[int]:
-        prompt_ids = [int(token) for token in request.prompt_ids]
-        context, size = self.llm.model_config.max_model_len, self.llm.model_config.get_vocab_size()
-        if not prompt_ids:
-            raise RequestRefused(f"request {request.id} has an empty prompt; give at least one token, such as bos")
-        if len(prompt_ids) >= context:
-            raise RequestRefused(
-                f"the prompt of request {request.id} has {len(prompt_ids)} tokens; the context of {context} "
-                "needs room for at least one more"
-            )
-        # vLLM doesn't look, and one token out of range ends its process.
-        if bad := [token for token in prompt_ids if not 0 <= token < size]:
-            raise RequestRefused(f"request {request.id} has token {bad[0]}; the vocabulary has 0 to {size - 1}")
-        return prompt_ids
 
     def _vllm_params(self, request: Request, prompt_ids: Sequence[int]) -> vllm.SamplingParams:
         params = request.params
@@ -302,6 +267,14 @@ class VllmEngine:
             raise RequestRefused(
                 f"request {request.id} has {', '.join(map(repr, bad))} in extra; that is a field of SamplingParams, "
                 "or groupstate's to set"
+            )
+        if self.llm.tokenizer is None and (texts := sorted(params.extra.keys() & {"stop", "bad_words"})):
+            raise RequestRefused(f"request {request.id} has {texts[0]!r} in extra, which needs a vLLM with a tokenizer")
+        if params.seed is not None and (needed := _tokens_for_seeds(self.llm)):
+            raise RequestRefused(
+                f"request {request.id} has a seed, and on a CPU vLLM dies when it computes the prompt of such a "
+                f"request in parts; start it with max_num_batched_tokens={needed}, so that it never does, or leave "
+                "the seed out"
             )
         try:
             return vllm.SamplingParams(
@@ -321,7 +294,7 @@ class VllmEngine:
         except (TypeError, ValueError, VLLMClientError) as error:
             raise self._refusal(request, error) from error
 
-    async def _output(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Output | None:
+    async def _output(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
         """What vLLM made of it; None if it never came there."""
         while True:
             try:
@@ -333,7 +306,7 @@ class VllmEngine:
             if output is None or not self._is_to_restart(row, output):
                 return output
 
-    def _is_to_restart(self, row: _Row, output: Output) -> bool:
+    def _is_to_restart(self, row: _Row, output: Any) -> bool:
         return (
             self._in_flight == "restart"
             and output.finish_reason == "abort"
@@ -341,7 +314,7 @@ class VllmEngine:
             and row.publication != self._publication_count
         )
 
-    async def _attempt(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Output | None:
+    async def _attempt(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
         sent: Any = None
         result: Any = None
         try:
@@ -388,15 +361,15 @@ class VllmEngine:
     def _failure(self, request: Request, error: Exception) -> EngineError:
         if self.llm.errored:
             return self._death()
-        if isinstance(error, VLLMServerError | GracefulHTTPError):
-            return EngineUnavailable(f"vLLM could not serve request {request.id}: {_text(error)}")
-        request.used = False  # It was looked at and not taken.
-        return self._refusal(request, error)
+        if isinstance(error, TypeError | ValueError | VLLMClientError):
+            request.used = False  # It was looked at and not taken.
+            return self._refusal(request, error)
+        return EngineUnavailable(f"vLLM could not serve request {request.id}: {_text(error)}")
 
     def _refusal(self, request: Request, error: Exception) -> RequestRefused:
         return RequestRefused(f"vLLM refuses request {request.id}: {error}")
 
-    def _generation(self, request: Request, output: Output) -> Generation:
+    def _generation(self, request: Request, output: Any) -> Generation:
         if output.finish_reason not in FINISH_REASONS:
             raise EngineUnavailable(f"vLLM ended request {request.id} with {output.finish_reason!r}; its log says why")
         token_ids = tuple(output.token_ids)
@@ -425,7 +398,7 @@ class VllmEngine:
     async def _fall_asleep(self) -> None:
         await self.llm.sleep(level=self._sleep_level, mode="keep")
         self._weights_lost |= self._sleep_level == 2 and current_platform.is_sleep_mode_available()
-        self._asleep = set(PARTS)
+        self._asleep = {"weights", "kv_cache"}
 
     async def _wake(self, part: str) -> None:
         if part in self._asleep:
@@ -437,10 +410,8 @@ class VllmEngine:
             raise EngineError(
                 "cannot resume: the weights were dropped in the engine's sleep (sleep_level 2); publish weights first"
             )
-        if self._asleep:
-            await self._wake("kv_cache")  # vLLM goes on by itself then.
-        else:
-            await self.llm.resume_generation()
+        # With its cache vLLM goes on by itself.
+        await (self._wake("kv_cache") if self._asleep else self.llm.resume_generation())
 
     # Weights ---------------------------------------------------------------------------------------
 
@@ -451,20 +422,9 @@ class VllmEngine:
             EngineError: there is none.
         """
         try:
-            return await anyio.to_thread.run_sync(self._checkpoint, weights, what)
+            return await anyio.to_thread.run_sync(self._files.checked, weights, what)
         except EngineError as error:
             raise EngineError(f"{error}; version {self._weight_version} stays") from error
-
-    def _checkpoint(self, weights: Weights, what: str) -> Checkpoint:
-        if self._model is None:
-            self._model = self._loaded = _checkpoint_of(self.llm)
-        if isinstance(weights, Mapping):
-            return write_checkpoint(weights, self._model, what, self._scratch)
-        if not isinstance(weights, str | os.PathLike):
-            raise EngineError(f"{what} are {type(weights).__name__}; give tensors by name, or a checkpoint's folder")
-        checkpoint = read_checkpoint(weights)
-        need_fit(checkpoint, self._model, what)
-        return checkpoint
 
     async def _stop_for_publication(self) -> None:
         """Let vLLM stand still, with what is under way as `in_flight` has it."""
@@ -489,12 +449,10 @@ class VllmEngine:
             await self._call(self._wake("weights"))
             await self._load_or_go_back(checkpoint, weight_version)
             await self._call(self.llm.update_weight_version(str(weight_version)))
-            before, self._loaded = self._loaded, checkpoint
+            self._files.replace(checkpoint)
             self._weight_version = weight_version
         finally:
             await self._go_on()
-        if before is not None:
-            before.discard()
 
     async def _load_or_go_back(self, checkpoint: Checkpoint, weight_version: int) -> None:
         """
@@ -502,7 +460,6 @@ class VllmEngine:
             EngineError: the old weights are in force again.
             EngineDied: none are.
         """
-        assert self._loaded is not None
         try:
             await self._load(checkpoint)
         except EngineDied:
@@ -510,20 +467,18 @@ class VllmEngine:
         except EngineError as error:
             # Some of the new weights may be in vLLM by now.
             try:
-                await self._load(self._loaded)
+                await self._load(self._files.loaded)
             except EngineDied:
                 raise
             except EngineError as again:
                 self._end = EngineError(
-                    f"it could neither load the weights of version {weight_version} ({error}) nor those of version "
+                    f"it could load neither the weights of version {weight_version} ({error}) nor those of version "
                     f"{self._weight_version} again ({again})"
                 )
                 self._release_rows()
                 raise self._death() from again
-            raise EngineError(
-                f"the weights of version {weight_version} could not be loaded; version {self._weight_version} stays: "
-                f"{error}"
-            ) from error
+            stays = f"version {self._weight_version} stays"
+            raise EngineError(f"the weights of version {weight_version} can't be loaded; {stays}: {error}") from error
 
     async def _load(self, checkpoint: Checkpoint) -> None:
         arguments = {"weights_path": str(checkpoint.folder)}
@@ -533,12 +488,12 @@ class VllmEngine:
     # The end ---------------------------------------------------------------------------------------
 
     def _check_alive(self) -> None:
-        if self._closed:
-            raise EngineDied("the engine is closed")
-        if self._end is not None or self.llm.errored:
+        if self._closed or self._end is not None or self.llm.errored:
             raise self._death()
 
     def _death(self) -> EngineDied:
+        if self._closed:
+            return EngineDied("the engine is closed")
         if self._end is not None:
             return EngineDied(f"the engine died: {self._end}")
         return EngineDied(f"the engine died: {_text(self.llm.dead_error)}{_exit_codes(self.llm)}")
@@ -599,6 +554,14 @@ def _need_usable(llm: AsyncLLM) -> None:
         )
 
 
+def _tokens_for_seeds(llm: AsyncLLM) -> int:
+    """The `max_num_batched_tokens` that seeds need; 0 if there are enough. vLLM 0.32 winds a generator back after a
+    part of a prompt, which torch's on a CPU can't do: its process ends, with every request."""
+    scheduler = llm.vllm_config.scheduler_config
+    needed = int(scheduler.max_num_seqs * llm.model_config.max_model_len)
+    return needed if current_platform.is_cpu() and scheduler.max_num_batched_tokens < needed else 0
+
+
 def _start(model: str, engine_args: Mapping[str, Any]) -> AsyncLLM:
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name in engine_args:
@@ -612,16 +575,11 @@ def _start(model: str, engine_args: Mapping[str, Any]) -> AsyncLLM:
         raise EngineError(f"vLLM could not start with the model {model!r}: {_text(error)}") from error
 
 
-def _checkpoint_of(llm: AsyncLLM) -> Checkpoint:
-    """The files that vLLM loaded.
-
-    Raises:
-        EngineError: there are none that can be read again.
-    """
+def _model_folder(llm: AsyncLLM) -> Path:
     load, model = llm.vllm_config.load_config, llm.model_config
     if load.load_format == "dummy":
         raise EngineError("vLLM was started with load_format 'dummy', and then it can't load weights")
-    return read_checkpoint(model_folder(model.model, model.revision, load.download_dir))
+    return model_folder(model.model, model.revision, load.download_dir)
 
 
 def _span(span: Any) -> VersionSpan:

@@ -7,6 +7,7 @@ kind says in a `bool`, and the tests that need it are skipped with that reason.
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import anyio
@@ -61,17 +62,24 @@ class Kind(Protocol):
 Make = Callable[..., Any]
 
 
-@pytest.fixture
-async def make(kind: Kind) -> AsyncIterator[Make]:
+@asynccontextmanager
+async def closing(make_engine: Make) -> AsyncIterator[Make]:
+    """Makes engines that are closed in the end."""
     engines: list[Engine] = []
 
     def make_one(**options: Any) -> Engine:
-        engines.append(kind.make(**options))
+        engines.append(make_engine(**options))
         return engines[-1]
 
     yield make_one
     for engine in engines:
         await engine.aclose()
+
+
+@pytest.fixture
+async def make(kind: Kind) -> AsyncIterator[Make]:
+    async with closing(kind.make) as make_one:
+        yield make_one
 
 
 @pytest.fixture

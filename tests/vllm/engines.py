@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from groupstate.engines.vllm import VllmEngine
 from tests.vllm.tiny_model import CONTEXT
 
@@ -10,6 +12,7 @@ SMALL: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": CONTEXT,
     "max_num_seqs": 64,
+    "max_num_batched_tokens": 64 * CONTEXT,  # Else a request with a seed may end vLLM on a CPU.
     "enforce_eager": True,  # Else its kernels are compiled first, for half a minute.
     "kv_cache_memory_bytes": 128 << 20,  # Else the cache takes most of the machine.
     "disable_log_stats": True,
@@ -26,6 +29,13 @@ def token_count(engine: VllmEngine, request_id: str) -> int:
     processor = engine.llm.output_processor
     names = processor.external_req_ids.get(request_id, ())
     return sum(processor.request_states[name].detokenizer.num_output_tokens() for name in names)
+
+
+async def wait_tokens(engine: VllmEngine, request_id: str, count: int = 1) -> None:
+    """Until a request has so many tokens."""
+    with anyio.fail_after(30):
+        while token_count(engine, request_id) < count:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
 
 
 async def requests_left(engine: VllmEngine) -> int:

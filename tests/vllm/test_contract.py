@@ -2,15 +2,18 @@
 
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from groupstate.engines.port import Request
 from groupstate.engines.vllm import VllmEngine
 from tests.engines.contract import *  # noqa: F403
+from tests.engines.contract import Make, closing
 from tests.vllm import engines, tiny_model
 
 
@@ -46,6 +49,12 @@ class Vllm:
 
     async def requests_left(self, engine: VllmEngine) -> int:
         return await engines.requests_left(engine)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def make(kind: Vllm) -> AsyncIterator[Make]:
+    async with closing(kind.make) as make_one:
+        yield make_one
 
 
 @pytest.fixture

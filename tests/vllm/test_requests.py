@@ -1,0 +1,254 @@
+"""What real vLLM is asked, what it refuses, and how its answers come out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import pytest_asyncio
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineGenerateError
+
+from groupstate.engines.port import Request, SamplingParams
+from groupstate.engines.vllm import VllmEngine
+from groupstate.errors import EngineDied, EngineError, EngineUnavailable, RequestRefused
+from tests.vllm.engines import requests_left, start, wait_tokens
+from tests.vllm.tiny_model import SPECIAL, VOCABULARY
+
+END = SPECIAL.index("</s>")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def engine(llm: AsyncLLM) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(llm)
+    yield engine
+    await engine.aclose()
+
+
+def ask(prompt_ids: tuple[int, ...] = (3, 10, 17), **params: Any) -> Request:
+    return Request(prompt_ids, SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **params}))
+
+
+async def test_parameters_of_vllms_own_go_there_by_their_names(engine: VllmEngine) -> None:
+    generation = await engine.generate(ask(temperature=1.0, extra={"allowed_token_ids": [40, 41], "top_k": 5}))
+
+    assert set(generation.token_ids) <= {40, 41}
+
+
+@pytest.mark.parametrize(
+    ("extra", "complaint"),
+    [
+        ({"tempratur": 1}, "tempratur"),
+        ({"top_k": -7}, "top_k must be"),
+        ({"min_p": "much"}, "min_p|'>' not supported|not supported between"),
+        ({"n": 4}, "'n' in extra"),
+        ({"output_kind": 0, "logprobs": 5}, "'logprobs', 'output_kind' in extra"),
+        ({"max_tokens": 9}, "'max_tokens' in extra"),
+        ({"_eos_token_id": 5}, "'_eos_token_id' in extra"),
+        ({"allowed_token_ids": [VOCABULARY]}, "allowed_token_ids"),
+        ({"stop": "end"}, "'stop' in extra, which needs a vLLM with a tokenizer"),
+        ({"bad_words": ["end"]}, "'bad_words' in extra, which needs a vLLM with a tokenizer"),
+    ],
+)
+async def test_a_parameter_that_vllm_or_the_contract_does_not_allow_is_refused_by_name(
+    extra: dict[str, Any], complaint: str, engine: VllmEngine
+) -> None:
+    request = ask(extra=extra)
+    with pytest.raises(RequestRefused, match=complaint):
+        await engine.generate(request)
+
+    assert not request.used
+    assert await requests_left(engine) == 0
+
+
+async def test_a_token_outside_the_vocabulary_is_refused_before_it_ends_vllm(engine: VllmEngine) -> None:
+    with pytest.raises(RequestRefused, match=f"has token {VOCABULARY}; the vocabulary has 0 to {VOCABULARY - 1}"):
+        await engine.generate(ask((3, VOCABULARY)))
+
+    assert (await engine.generate(ask((3, VOCABULARY - 1)))).finish_reason == "length"
+
+
+async def test_a_stop_token_outside_the_vocabulary_is_refused(engine: VllmEngine) -> None:
+    with pytest.raises(RequestRefused, match="stop_token_ids"):
+        await engine.generate(ask(stop_token_ids=(VOCABULARY,)))
+
+
+async def test_the_models_own_end_ends_an_answer_and_is_part_of_it(engine: VllmEngine) -> None:
+    ends = {"allowed_token_ids": [END]}
+    ended = await engine.generate(ask(extra=ends))
+    ignored = await engine.generate(ask(extra={**ends, "ignore_eos": True}))
+
+    assert (ended.token_ids, ended.finish_reason) == ((END,), "stop")
+    assert (len(ignored.token_ids), ignored.finish_reason) == (8, "length")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**70 + 5])
+async def test_any_integer_is_a_seed(seed: int, engine: VllmEngine) -> None:
+    generations = [await engine.generate(ask(temperature=1.0, seed=seed)) for _ in range(2)]
+
+    assert generations[0].token_ids == generations[1].token_ids
+
+
+async def test_log_probabilities_are_those_before_temperature_and_top_p(engine: VllmEngine) -> None:
+    greedy = await engine.generate(ask(max_tokens=1))
+    cold = await engine.generate(ask(max_tokens=1, temperature=0.02, top_p=0.5, seed=1))
+
+    assert cold.token_ids == greedy.token_ids
+    assert cold.log_probs == pytest.approx(greedy.log_probs, abs=1e-5)
+    assert cold.log_probs[0] < -0.1
+
+
+async def test_seeds_are_refused_where_they_would_end_vllm(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.llm.vllm_config.scheduler_config, "max_num_batched_tokens", 2048)
+    with pytest.raises(RequestRefused, match="start it with max_num_batched_tokens=128000"):
+        await engine.generate(ask(seed=1))
+
+    assert (await engine.generate(ask())).finish_reason == "length"
+
+
+async def test_an_error_of_vllm_is_that_requests_and_not_for_good(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*args: Any, **options: Any) -> None:
+        raise EngineGenerateError("its queue is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.llm, "add_request", failing)
+        with pytest.raises(EngineUnavailable, match="its queue is full"):
+            await engine.generate(ask())
+
+    assert (await engine.generate(ask())).finish_reason == "length"
+
+
+async def test_versions_that_somebody_else_named_are_no_versions(engine: VllmEngine) -> None:
+    await engine.generate(ask())
+    await engine.llm.update_weight_version("mine")
+    with pytest.raises(EngineError, match="weights 'mine' made a token, which nobody published here"):
+        await engine.generate(ask())
+
+
+async def test_a_request_aborted_outside_ends_as_aborted(engine: VllmEngine) -> None:
+    request = ask(max_tokens=400)
+    under_way = asyncio.create_task(engine.generate(request))
+    await wait_tokens(engine, request.id)
+    await engine.llm.abort(request.id)
+
+    assert (await under_way).finish_reason == "abort"
+
+
+async def test_closing_an_engine_around_a_vllm_of_the_users_leaves_that_running(llm: AsyncLLM) -> None:
+    engine = VllmEngine(llm)
+    under_way = asyncio.create_task(engine.generate(ask(max_tokens=400)))
+    await anyio.sleep(0.05)
+    await engine.aclose()
+    with pytest.raises(EngineDied, match="closed"):
+        await under_way
+
+    other = VllmEngine(llm, weight_version=3)
+    assert await requests_left(other) == 0
+    assert [span.weight_version for span in (await other.generate(ask())).spans] == [3]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [({"sleep_level": 3}, "sleep_level is 3; it must be 1 or 2"), ({"in_flight": "drop"}, "in_flight is 'drop'")],
+)
+async def test_settings_that_can_not_be_are_refused(options: dict[str, Any], complaint: str, llm: AsyncLLM) -> None:
+    with pytest.raises(EngineError, match=complaint):
+        VllmEngine(llm, **options)
+    with pytest.raises(EngineError, match=complaint):
+        await VllmEngine.start("a model that nobody looks for", **options)
+
+
+async def test_a_vllm_whose_log_probabilities_are_others_is_refused(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm.model_config, "logprobs_mode", "processed_logits")
+    with pytest.raises(EngineError, match=r"logprobs_mode 'processed_logits'; .* must be 'raw_logprobs'"):
+        VllmEngine(llm)
+
+
+# Starting --------------------------------------------------------------------------------------------
+
+
+def children() -> set[str]:
+    """Processes that this one has started and that run."""
+    found = set()
+    for path in Path("/proc/self/task").iterdir():
+        found |= set((path / "children").read_text().split())
+    return {child for child in found if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text()}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "complaint"),
+    [
+        ("v0", {"max_model_length": 7}, r"no engine argument 'max_model_length'; did you mean 'max_model_len'\?"),
+        ("nowhere", {}, "could not start with the model .*nowhere"),
+        ("v0", {"max_model_len": 1 << 30}, "(?s)could not start with the model .*v0.*max_model_len"),
+        ("v0", {"kv_cache_memory_bytes": 1 << 12}, "could not start with the model .*v0.*Engine core init"),
+    ],
+    ids=["unknown argument", "no model", "context too long", "no memory"],
+)
+async def test_a_vllm_that_does_not_start_says_why_and_leaves_nothing_running(
+    model: str, options: dict[str, Any], complaint: str, models: Path
+) -> None:
+    before = children()
+    with pytest.raises(EngineError, match=complaint):
+        await start(models / model, **options)
+
+    assert children() == before
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def own(models: Path) -> AsyncIterator[VllmEngine]:
+    """A vLLM with a tokenizer."""
+    engine = await start(models / "v0", weight_version=2)
+    yield engine
+    await engine.aclose()
+
+
+async def test_answers_come_as_text_where_vllm_has_a_tokenizer(own: VllmEngine) -> None:
+    assert own.tokenizer is not None
+    prompt_ids = own.tokenizer.encode("1 + 1 = ")
+    generation = await own.generate(ask(tuple(prompt_ids), extra={"allowed_token_ids": own.tokenizer.encode("2 ")}))
+
+    assert own.tokenizer.decode(prompt_ids) == "1 + 1 = "
+    assert len(generation.text) == 8
+    assert set(generation.text) <= {"2", " "}
+    assert [span.weight_version for span in generation.spans] == [2]
+
+
+async def test_a_stop_text_ends_an_answer_and_its_tokens_are_there(own: VllmEngine) -> None:
+    letters = own.tokenizer.encode("abc")
+    request = ask(max_tokens=400, temperature=1.0, extra={"allowed_token_ids": letters, "stop": "ca"})
+    generation = await own.generate(request)
+
+    assert generation.finish_reason == "stop"
+    assert generation.text.endswith("ca")
+    assert "ca" not in generation.text[:-1]
+    assert len(generation.token_ids) == len(generation.log_probs) == len(generation.text)
+
+
+async def test_a_tokenizer_of_the_users_stands_in_for_vllms(own: VllmEngine) -> None:
+    class Counting:
+        def encode(self, text: str) -> list[int]:
+            return [3] * len(text)
+
+        def decode(self, token_ids: Any) -> str:
+            return f"{len(token_ids)} tokens"
+
+    engine = VllmEngine(own.llm, tokenizer=Counting())
+
+    assert (await engine.generate(ask())).text == "8 tokens"
+
+
+async def test_an_engine_that_started_vllm_ends_it(own: VllmEngine) -> None:
+    before = children()
+    await own.aclose()
+    await own.aclose()
+
+    assert len(before - children()) == 1
+    with pytest.raises(EngineDied, match="the engine is closed"):
+        await own.generate(ask())
