@@ -78,6 +78,11 @@ test-crash: .venv/.installed ## the tests that kill real processes
 test-vllm: .venv-vllm/.installed ## the tests on real vLLM, in an environment of its own of 2 GB; no GPU needed
 	@.venv-vllm/bin/python -m pytest --no-header -m 'vllm and not long' $(PYTEST_ARGS) tests/vllm
 
+.PHONY: test-vllm-long
+test-vllm-long: .venv-vllm/.installed ## 2,000 sessions on real vLLM
+	@.venv-vllm/bin/python -m pytest --no-header -m 'vllm and long' --timeout=3600 -o faulthandler_timeout=3600 \
+		$(PYTEST_ARGS) tests/vllm
+
 .PHONY: bench
 bench: .venv/.installed ## measure, and print how
 	@.venv/bin/python -m benchmarks $(BENCH_ARGS)
