@@ -1,6 +1,7 @@
 """The documentation is true: its examples run, its settings load, its commands exist, its links lead somewhere.
 
-A block is left out only by a comment in front of it that says why: `<!-- not run: needs a GPU -->`.
+A block is left out only by a comment in front of it that says why: `<!-- not run: needs a GPU -->`. Those that need
+vLLM are run by `tests/vllm/test_docs.py`.
 
 | block     | what is checked                                                                            |
 |-----------|--------------------------------------------------------------------------------------------|
@@ -35,7 +36,7 @@ OPTIONAL_PACKAGES = {"torch", "pyarrow", "matplotlib", "numpy", "yaml", "reasoni
 """Without these, a page that uses them is skipped. `make test` has them all."""
 
 FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*(\w*)")
-NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
+NOT_RUN = re.compile(r"<!-- not run: (\S.*?) *-->")
 
 
 @attrs.frozen
@@ -47,7 +48,12 @@ class Block:
     """Of the opening fence, from 1."""
     kind: str
     text: str
-    is_run: bool
+    not_run: str = ""
+    """Why it isn't run."""
+
+    @property
+    def is_run(self) -> bool:
+        return not self.not_run
 
     @property
     def where(self) -> str:
@@ -66,7 +72,8 @@ def blocks(path: Path, text: str | None = None) -> Iterator[Block]:
             if inner.strip().startswith(fence[1]):
                 break
             body.append(inner)
-        yield Block(path, number, fence[2], textwrap.dedent("\n".join(body) + "\n"), not NOT_RUN.fullmatch(in_front))
+        reason = NOT_RUN.fullmatch(in_front)
+        yield Block(path, number, fence[2], textwrap.dedent("\n".join(body) + "\n"), reason[1] if reason else "")
         in_front = ""
 
 
