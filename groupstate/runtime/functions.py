@@ -14,8 +14,13 @@ from groupstate.core.arguments import shown
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling it gives something to await: an `async def`, an object whose `__call__` is one, or a
     `functools.partial` of either."""
-    function = _inner(function)
+    function = inspect.unwrap(_inner(function))
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _is_lambda(function: Any) -> bool:
+    """It may hand on to a function that is async, which shows only when it is called."""
+    return getattr(_inner(function), "__name__", "") == "<lambda>"
 
 
 def session_problem(function: Any) -> str:
@@ -29,7 +34,7 @@ def session_problem(function: Any) -> str:
     inner = _inner(function)
     if inspect.isasyncgenfunction(inner) or inspect.isasyncgenfunction(type(inner).__call__):
         return f"yields, and a session returns its trajectories, all at once; {write}"
-    if not is_async(function):
+    if not is_async(function) and not _is_lambda(function):
         return f"is not async; {write}"
     misfit = call_problem(function, "ctx")
     return f"{misfit}; {write}" if misfit else ""

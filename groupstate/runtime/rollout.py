@@ -9,6 +9,7 @@ Rule 2: what user code raises is data; a fault of the rollout itself reaches eve
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable
 from typing import Final
 
 import anyio
@@ -20,6 +21,7 @@ from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import (
+    BadSettings,
     DamagedPayload,
     EngineDied,
     EngineUnavailable,
@@ -36,6 +38,10 @@ from groupstate.runtime.session import RetryableError, SessionContext, SessionFu
 log = Logger("groupstate.rollout")
 
 LOST: Final = object()
+
+
+class _NotAsync(BadSettings):
+    """The session function isn't one."""
 
 
 class Rollout:
@@ -222,7 +228,7 @@ class Rollout:
         error = task.exception()
         if error is None:
             self._finish(ctx, task.result())
-        elif isinstance(error, EngineDied):
+        elif isinstance(error, EngineDied | _NotAsync):
             # No session can end any more. Nothing is held against this one: it starts over with the run.
             raise error
         else:
@@ -246,7 +252,14 @@ class Rollout:
         self._ledger.fail(*who, "timeout", timed_out(self._deadline_s), retryable=True)
 
     async def _call(self, ctx: SessionContext) -> SessionResult:
-        return await self._function(ctx)
+        coming = self._function(ctx)
+        if not isinstance(coming, Awaitable):
+            # Every session would end so, and each would take a prompt with it.
+            raise _NotAsync(
+                f"the session function returned {type(coming).__name__} and nothing to await; "
+                "write: async def session(ctx): ..."
+            )
+        return await coming
 
     def _finish(self, ctx: SessionContext, result: object) -> None:
         try:
@@ -299,4 +312,4 @@ def _gave_nothing(task: "asyncio.Task[SessionResult]") -> bool:
     if not task.done() or task.cancelled():
         return True
     error = task.exception()
-    return isinstance(error, Exception) and not isinstance(error, EngineDied)
+    return isinstance(error, Exception) and not isinstance(error, EngineDied | _NotAsync)

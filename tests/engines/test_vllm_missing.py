@@ -9,4 +9,4 @@ WITHOUT = "import sys; sys.modules['vllm'] = None; import groupstate.engines.vll
 def test_without_vllm_it_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
 
-    assert "the engine 'vllm' needs vllm; install it with: pip install 'groupstate[vllm]'" in done.stderr
+    assert "the engine 'vllm' needs vllm; install the extra 'vllm' of groupstate" in done.stderr

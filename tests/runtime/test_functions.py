@@ -101,7 +101,6 @@ async def test_what_cannot_run_as_a_session_is_refused_before_a_prompt_is_drawn(
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (lambda ctx: session(ctx), "is not async; write: async def session(ctx): ..."),
         (Stepper(), "is not async; write: async def session(ctx): ..."),
         (Streamer(), "yields, and a session returns its trajectories"),
         (with_tools, "can't be called with (ctx), since it takes (tools"),

@@ -574,6 +574,22 @@ async def test_a_request_that_failed_on_its_way_is_tried_again(loop):
 
 
 @virtual
+async def test_a_lambda_that_hands_on_to_an_async_function_is_a_session(loop):
+    async with opened(loop, session=lambda ctx: half_right(ctx), rules=Rules()) as run:
+        run.submit("p")
+
+        assert len(await run.sample(1)) == 1
+
+
+@virtual
+async def test_a_function_that_gives_nothing_to_await_ends_the_rollout_before_it_burns_prompts(loop):
+    with pytest.raises(RolloutDied, match="returned Trajectory and nothing to await; write: async def session"):
+        async with opened(loop, session=lambda ctx: Trajectory(reward=1.0), source=range(1000)) as run:
+            await run.sample(4)
+    assert events(run, ev.SessionFailed) == []
+
+
+@virtual
 async def test_an_exception_that_cannot_say_what_it_is_fails_its_session_alone(loop):
     class Mute(Exception):
         def __str__(self):
