@@ -37,7 +37,7 @@ def scenario(ctx: click.Context, paths: tuple[Path, ...], schema: bool) -> None:
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="Trainer steps; the recipe's by default.")
 @click.option("--seed", type=int, default=None, help="Of the tasks, the model and the sampling; 0 by default.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Run directory; runs/demo by default.")
-@click.option("--engine", type=click.Choice(["torch"]), default="torch", show_default=True, help="Who generates.")
+@click.option("--engine", type=click.Choice(["torch", "vllm"]), default=None, help="Who generates; torch by default.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped or killed.")
 @click.pass_context
 def demo(
@@ -46,7 +46,7 @@ def demo(
     steps: int | None,
     seed: int | None,
     out: Path | None,
-    engine: str,
+    engine: str | None,
     resume: bool,
 ) -> None:
     """Train a small language model on the CPU by GRPO, through the event log. Takes one to two minutes.
@@ -60,10 +60,9 @@ def demo(
       groupstate demo --mode sync --steps 20 --out runs/short
       groupstate demo --resume --out runs/short
     """
-    del engine  # the only one there is
     try:
         module = importlib.import_module("groupstate.demo.main")
     except ImportError as error:
         raise MissingExtra("groupstate demo", error.name or "torch", "demo") from error
-    result = module.demo(mode=mode, steps=steps, seed=seed, out=out, resume=resume)
+    result = module.demo(mode=mode, steps=steps, seed=seed, engine=engine, out=out, resume=resume)
     ctx.exit(result if isinstance(result, int) else 0)

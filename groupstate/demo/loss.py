@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from groupstate.engines.transformer import Transformer, token_log_probs
+from groupstate.demo.policy import Policy
 
 
 def grpo_loss(
-    model: Transformer,
+    model: Policy,
     tensors: Mapping[str, Tensor],
     *,
     clip_low: float = 0.2,
@@ -26,8 +26,8 @@ def grpo_loss(
     the generated tokens, nats per token).
     """
     mask = tensors["response_mask"].to(model.dtype)
-    log_probs = token_log_probs(
-        model, tensors["input_ids"], tensors["attention_mask"], tensors["position_ids"], mask.shape[1]
+    log_probs = model.token_log_probs(
+        tensors["input_ids"], tensors["attention_mask"], tensors["position_ids"], mask.shape[1]
     )
     # A pad's log-probability may be anything; zeroed here, its ratio is 1 and stays finite.
     log_ratio = (log_probs - tensors["rollout_log_probs"].to(model.dtype)) * mask

@@ -21,13 +21,13 @@ from groupstate.core.events import GroupEvicted
 from groupstate.demo import plot
 from groupstate.demo.checkpoint import Checkpoint
 from groupstate.demo.evaluate import held_out_accuracy
+from groupstate.demo.policy import EngineName, engine_of, new_policy
 from groupstate.demo.progress import TrainingProgress
 from groupstate.demo.settings import Settings
 from groupstate.demo.tasks import Tasks
 from groupstate.demo.train import TOKENIZER, Trainer, rules_of, session_of, source_of
 from groupstate.demo.warmup import WarmUp, warm_up
-from groupstate.engines.torch import TorchEngine
-from groupstate.engines.transformer import Transformer
+from groupstate.engines.port import Engine
 from groupstate.errors import BadInput
 from groupstate.log.reading import read_log
 
@@ -39,6 +39,7 @@ class Summary(msgspec.Struct, frozen=True):
 
     seed: int
     mode: str
+    engine: str
     steps: int
     held_out_tasks: int
     accuracy_before: float
@@ -72,6 +73,7 @@ def demo(
     mode: Literal["async", "sync"] | None = None,
     steps: int | None = None,
     seed: int | None = None,
+    engine: EngineName | None = None,
     out: Path | None = None,
     resume: bool = False,
     console: Console | None = None,
@@ -80,7 +82,7 @@ def demo(
     """Train; None if it was stopped by a signal before the end.
 
     Args:
-        mode, steps, seed: None takes the recipe's, or those of the run that is resumed.
+        mode, steps, seed, engine: None takes the recipe's, or those of the run that is resumed.
         recipe: all other numbers; None for the demo's own.
 
     Raises:
@@ -91,7 +93,7 @@ def demo(
         raise BadInput(f"{folder} is not empty; go on with it by --resume, or name another by --out")
     checkpoints = Checkpoint(folder)
     saved = checkpoints.load() if resume else None
-    values = (("mode", mode), ("seed", seed), ("steps", steps))
+    values = (("mode", mode), ("seed", seed), ("steps", steps), ("engine", engine))
     given: dict[str, Any] = {name: value for name, value in values if value is not None}
     settings = attrs.evolve(recipe or Settings(), **given) if saved is None else _resumed(folder, saved[0], given)
     return anyio.run(_Demo(settings, folder, console or Console(), checkpoints, saved).run)
@@ -100,7 +102,7 @@ def demo(
 def _resumed(folder: Path, state: dict[str, Any], given: dict[str, Any]) -> Settings:
     """The settings that a run goes on with: its own, up to another number of steps."""
     settings = Settings(**state["settings"])
-    for name in ("mode", "seed"):
+    for name in ("mode", "seed", "engine"):
         if name in given and given[name] != getattr(settings, name):
             raise BadInput(
                 f"{folder} was begun with {name} {getattr(settings, name)}; leave out --{name} to go on with it"
@@ -139,7 +141,8 @@ class _Demo:
 
     async def run(self) -> Summary | None:
         self._say(
-            f"GRPO on sums from reasoning-gym, {self._settings.mode} mode, seed {self._settings.seed}; "
+            f"GRPO on sums from reasoning-gym, {self._settings.mode} mode, seed {self._settings.seed}, "
+            f"engine {self._settings.engine}; "
             f"the run is {self._folder}"
         )
         summary: Summary | None = None
@@ -172,14 +175,8 @@ class _Demo:
 
     async def _train(self) -> Summary:
         trainer, mark = await self._trainer()
-        engine = TorchEngine(
-            trainer.model,
-            TOKENIZER,
-            slots_max=self._settings.slots_max,
-            weight_version=trainer.step,
-            seed=self._settings.seed,
-            threads=self._settings.threads,
-        )
+        with self._console.status(f"starting the engine {self._settings.engine!r}"):
+            engine = await engine_of(trainer.model, self._settings, self._folder, trainer.step)
         try:
             if trainer.accuracy_before is None:
                 trainer.accuracy_before = await self._accuracy(engine, "before GRPO")
@@ -192,7 +189,7 @@ class _Demo:
 
     async def _trainer(self) -> tuple[Trainer, CheckpointMark | None]:
         """The trainer of the last checkpoint, or a new one on a freshly warmed-up model."""
-        model = Transformer(self._settings.model(TOKENIZER.vocabulary_size), seed=self._settings.seed)
+        model = new_policy(self._settings.engine, self._settings, TOKENIZER.vocabulary_size)
         trainer = Trainer(model, self._settings, self._checkpoints)
         if self._saved is not None:
             state, mark = self._saved
@@ -211,7 +208,7 @@ class _Demo:
         self._say(f"warmed up to {warm.accuracy:.0%} right in {warm.steps} steps, {warm.seconds:.0f} s")
         return trainer, None
 
-    async def _run(self, trainer: Trainer, engine: TorchEngine, mark: CheckpointMark | None) -> None:
+    async def _run(self, trainer: Trainer, engine: Engine, mark: CheckpointMark | None) -> None:
         async with open_run(
             self._folder,
             rules=rules_of(self._settings),
@@ -236,7 +233,7 @@ class _Demo:
                 raise
             await trainer.save(run)
 
-    async def _accuracy(self, engine: TorchEngine, when: str) -> float:
+    async def _accuracy(self, engine: Engine, when: str) -> float:
         with self._console.status(f"held-out accuracy {when}"):
             return await held_out_accuracy(engine, self._tasks, self._settings)
 
@@ -247,6 +244,7 @@ class _Demo:
         summary = Summary(
             seed=self._settings.seed,
             mode=self._settings.mode,
+            engine=self._settings.engine,
             steps=trainer.step,
             held_out_tasks=self._settings.held_out_count,
             accuracy_before=before,

@@ -21,6 +21,9 @@ class Settings:
     mode: Literal["async", "sync"] = "async"
     """Whether sessions go on generating while the trainer learns, or wait for it."""
 
+    engine: Literal["torch", "vllm"] = "torch"
+    """Who generates: the embedded engine, or vLLM with a tiny Qwen2."""
+
     # Tasks ---------------------------------------------------------------------------------------
 
     terms: tuple[int, int] = (2, 2)

@@ -18,9 +18,9 @@ import torch
 from groupstate import Batch, Prompt, Rules, Run, SessionContext, Trajectory
 from groupstate.demo.checkpoint import Checkpoint
 from groupstate.demo.loss import grpo_loss
+from groupstate.demo.policy import Policy
 from groupstate.demo.settings import Settings
 from groupstate.demo.tasks import Tasks, tokenizer
-from groupstate.engines.transformer import Transformer
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.sources import FunctionSource
 
@@ -72,7 +72,7 @@ def session_of(tasks: Tasks) -> SessionFunction:
 class Trainer:
     """The model, its optimizer, and the batches that no checkpoint holds yet."""
 
-    def __init__(self, model: Transformer, settings: Settings, checkpoints: Checkpoint) -> None:
+    def __init__(self, model: Policy, settings: Settings, checkpoints: Checkpoint) -> None:
         self.model = model
         self.settings = settings
         self.step = 0

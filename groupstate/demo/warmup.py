@@ -11,9 +11,9 @@ import attrs
 import torch
 from torch.nn import functional as F
 
+from groupstate.demo.policy import Policy
 from groupstate.demo.settings import Settings
 from groupstate.demo.tasks import Task, Tasks, tokenizer
-from groupstate.engines.transformer import Transformer
 
 IGNORED = -100
 """Target of tokens that don't count; what torch's cross-entropy skips unless told otherwise."""
@@ -40,7 +40,7 @@ class WarmUp:
 
 
 def warm_up(
-    model: Transformer,
+    model: Policy,
     tasks: Tasks,
     settings: Settings,
     *,
@@ -75,7 +75,7 @@ def warm_up(
 
 
 def _learn(
-    model: Transformer, optimizer: torch.optim.Optimizer, batch: Sequence[Task], gradient_norm_max: float
+    model: Policy, optimizer: torch.optim.Optimizer, batch: Sequence[Task], gradient_norm_max: float
 ) -> tuple[float, float]:
     """One step; the mean probability of the right answers before it, and the loss per token."""
     input_ids, targets = _tensors(batch)

@@ -59,6 +59,18 @@ class Transformer(nn.Module):
         attend = attend_causally if attention_mask is None else _attend_unpadded(attention_mask)
         return self.logits(self.hidden(input_ids, position_ids, attend))
 
+    def token_log_probs(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, response_tokens: int | None = None
+    ) -> Tensor:
+        """Log-probability of each token given those before it, with gradient: (rows, tokens - 1).
+
+        With `response_tokens` only of the last so many tokens, which saves the logits of the prompts.
+        """
+        hidden = self.hidden(input_ids, position_ids, _attend_unpadded(attention_mask))
+        start = 0 if response_tokens is None else input_ids.shape[1] - response_tokens - 1
+        log_probs = self.logits(hidden[:, start:-1]).log_softmax(-1)
+        return log_probs.gather(-1, input_ids[:, start + 1 :, None]).squeeze(-1)
+
     def hidden(self, input_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         x = self.token(input_ids) + self.position(position_ids)
         for block in self.blocks:
@@ -128,20 +140,3 @@ def _attend_unpadded(attention_mask: Tensor) -> Attend:
     # A pad sees itself: a query with nothing to look at would give NaN, and NaN times a zero mask is NaN.
     mask = ((attention_mask.bool()[:, None, :] | itself) & up_to_here)[:, None]
     return lambda layer, query, key, value: attention(query, key, value, mask)
-
-
-def token_log_probs(
-    model: Transformer,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    position_ids: Tensor,
-    response_tokens: int | None = None,
-) -> Tensor:
-    """Log-probability of each token given those before it, with gradient: (rows, tokens - 1).
-
-    With `response_tokens` only of the last so many tokens, which saves the logits of the prompts.
-    """
-    hidden = model.hidden(input_ids, position_ids, _attend_unpadded(attention_mask))
-    start = 0 if response_tokens is None else input_ids.shape[1] - response_tokens - 1
-    log_probs = model.logits(hidden[:, start:-1]).log_softmax(-1)
-    return log_probs.gather(-1, input_ids[:, start + 1 :, None]).squeeze(-1)

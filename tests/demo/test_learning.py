@@ -14,7 +14,7 @@ from groupstate.demo.tasks import Tasks, tokenizer
 from groupstate.demo.warmup import WarmUp, warm_up
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.engines.torch import TorchEngine
-from groupstate.engines.transformer import Transformer, token_log_probs
+from groupstate.engines.transformer import Transformer
 
 SETTINGS = Settings(
     digits=(1, 1), held_out_count=40, width=16, layers=1, heads=2, warmup_batch_size=32, warmup_steps_max=60,
@@ -96,7 +96,7 @@ def batch(model: Transformer, advantages: Sequence[float]) -> dict[str, Tensor]:
         "advantages": torch.tensor(advantages),
     }
     with torch.no_grad():
-        own = token_log_probs(model, tensors["input_ids"], tensors["attention_mask"], tensors["position_ids"], 3)
+        own = model.token_log_probs(tensors["input_ids"], tensors["attention_mask"], tensors["position_ids"], 3)
     return {**tensors, "rollout_log_probs": own * tensors["response_mask"]}
 
 

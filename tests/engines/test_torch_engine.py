@@ -15,7 +15,7 @@ from groupstate.engines.port import Generation, Request, SamplingParams
 from groupstate.engines.slots import draw
 from groupstate.engines.tokenizer import CharTokenizer
 from groupstate.engines.torch import TorchEngine
-from groupstate.engines.transformer import Transformer, TransformerConfig, token_log_probs
+from groupstate.engines.transformer import Transformer, TransformerConfig
 from groupstate.errors import BadInput, BadSettings, EngineError
 
 CONFIG = TransformerConfig(vocabulary_size=20, context=1000, width=32, layers=2, heads=4)
@@ -226,13 +226,13 @@ def test_padding_on_both_sides_changes_no_log_probability_and_gradients_are_fini
     mask = torch.tensor([[1, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 0]])
     positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 2, 3]])
     own = model()
-    log_probs = token_log_probs(own, input_ids, mask, positions)
+    log_probs = own.token_log_probs(input_ids, mask, positions)
     (log_probs[:, 3]).sum().backward()
 
     assert log_probs[0, :4].tolist() == pytest.approx(full_forward(model(), texts[0][:1], texts[0][1:]), abs=1e-9)
     assert log_probs[1, 2:4].tolist() == pytest.approx(full_forward(model(), texts[1][:1], texts[1][1:]), abs=1e-9)
     assert all(torch.isfinite(weight.grad).all() for weight in own.parameters() if weight.grad is not None)
-    last_two = token_log_probs(own, input_ids, mask, positions, 2)
+    last_two = own.token_log_probs(input_ids, mask, positions, 2)
     assert torch.allclose(last_two, log_probs[:, -2:], atol=1e-9)
 
 
