@@ -20,6 +20,7 @@ from benchmarks import (
     record,
     replay,
     sample,
+    sessions,
     trajectory,
     versus,
 )
@@ -41,6 +42,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "durable": [lambda: durable.measure(folder)],
         "opening": [lambda: opening.measure(folder, events=events)],
         "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
+        "sessions": [lambda: sessions.measure(folder)],
     }
 
 
@@ -66,6 +68,7 @@ def quick(folder: Path) -> Benchmarks:
             lambda: trajectory.measure(folder, count=64, repetitions=3),
             lambda: trajectory.measure_opening(folder, groups=70, repetitions=3),
         ],
+        "sessions": [lambda: sessions.measure(folder, at_once=(8, 16), tokens=4, width=16, repetitions=3)],
     }
 
 

@@ -19,6 +19,7 @@ NAMES = [
     "durable",
     "opening",
     "trajectory",
+    "sessions",
 ]
 
 
