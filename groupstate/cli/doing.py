@@ -51,8 +51,9 @@ def demo(
 ) -> None:
     """Train a small language model on the CPU by GRPO, through the event log. Takes one to two minutes.
 
-    Needs the extra 'demo' (from a clone: pip install '.[demo]'). It can be killed at any time and goes on
-    with --resume; the log that it leaves is one to look at with show, log, why and check.
+    Needs the extra 'demo' (from a clone: pip install '.[demo]'). With --engine vllm a tiny Qwen2 is trained on what a
+    real vLLM generates; that needs vLLM and transformers too, and takes some minutes on a CPU. It can be killed at any
+    time and goes on with --resume; the log that it leaves is one to look at with show, log, why and check.
 
     \b
     Examples:

@@ -27,6 +27,8 @@ MODEL = "model"
 """Folder of the run directory with the configuration and the first weights that vLLM starts from."""
 
 ON_A_CPU = {
+    "OMP_NUM_THREADS": "1",  # more wait for each other at every operation of so small a model
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",  # or the first request compiles a kernel, which takes up to half a minute
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -96,8 +98,14 @@ class QwenPolicy:
 
     def write(self, folder: Path) -> None:
         """A checkpoint that vLLM can start from: config.json and safetensors."""
+        from safetensors.torch import save_file
+
         shutil.rmtree(folder, ignore_errors=True)
-        self.network.save_pretrained(folder)
+        folder.mkdir(parents=True)
+        self.network.config.architectures = [type(self.network).__name__]
+        self.network.config.save_pretrained(folder)
+        weights = {name: tensor.contiguous() for name, tensor in self.network.state_dict().items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 async def vllm_engine(policy: QwenPolicy, settings: Settings, folder: Path, weight_version: int) -> Engine:
@@ -115,8 +123,10 @@ async def vllm_engine(policy: QwenPolicy, settings: Settings, folder: Path, weig
         dtype="float32",
         max_model_len=CONTEXT,
         max_num_seqs=settings.slots_max,
+        max_num_batched_tokens=settings.slots_max * CONTEXT,  # no prompt is computed in parts: see docs/engines.md
         enforce_eager=True,
         kv_cache_memory_bytes=64 << 20,
         disable_log_stats=True,
+        use_tqdm_on_load=False,
         seed=settings.seed,
     )
