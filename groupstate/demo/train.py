@@ -64,7 +64,9 @@ def session_of(tasks: Tasks) -> SessionFunction:
     async def session(ctx: SessionContext) -> Trajectory:
         task = tasks.train(ctx.prompt.extra["task"])
         generation = await ctx.generate(task.prompt_ids)
-        return ctx.trajectory(task.prompt_ids, generation, reward=tasks.reward(task, TOKENIZER.decode(generation.token_ids)))
+        return ctx.trajectory(
+            task.prompt_ids, generation, reward=tasks.reward(task, TOKENIZER.decode(generation.token_ids))
+        )
 
     return session
 
