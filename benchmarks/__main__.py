@@ -5,6 +5,7 @@ Exits 1 if a bound isn't met. `--quick` runs tiny sizes, to see that everything 
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +27,8 @@ from benchmarks import (
 )
 from benchmarks.measure import Result, hardware
 
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
 Benchmarks = dict[str, list[Callable[[], Awaitable[Result | list[Result]]]]]
 
 
@@ -43,6 +46,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "opening": [lambda: opening.measure(folder, events=events)],
         "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
         "sessions": [lambda: sessions.measure(folder)],
+        **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
     }
 
 

@@ -1,16 +1,22 @@
 """What groupstate adds to a session, beside calling the engine directly with `asyncio.gather`.
 
 The same prompts go to the same engine, in turn: bare, and as sessions of a run with its log in files, from `submit`
-until the batch is committed. What is compared is processor time of this process, all its threads together (and of
-vLLM's own process where one generates): wall time would hide whatever the engine's computing leaves idle.
+until the batch is committed. What is compared is processor time, all threads of this process together: wall time would
+hide whatever the engine's computing leaves idle. The embedded engine computes in this process; vLLM computes in one of
+its own, whose time is counted too, and what this process alone takes is told beside it.
 """
 
 import asyncio
+import itertools
 import os
+import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import attrs
 
 from benchmarks.measure import Measurement, Result, interleaved, ratio_of_pairs
 from groupstate import Run, SessionContext, Trajectory, open_run
@@ -47,6 +53,44 @@ async def measure(
         await engine.aclose()
 
 
+async def measure_vllm(
+    folder: Path, *, at_once: tuple[int, ...] = (64, 512), tokens: int = TOKENS, repetitions: int = 7
+) -> list[Result]:
+    """With vLLM on the CPU and the demo's tiny Qwen2: beside vLLM's own `generate` with the same settings."""
+    from vllm import SamplingParams as VllmParams
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    from groupstate.demo.qwen import QwenPolicy, vllm_engine
+    from groupstate.demo.settings import Settings
+
+    settings = Settings(engine="vllm", slots_max=max(at_once))
+    with TemporaryDirectory(dir=folder) as place:
+        engine = await vllm_engine(
+            QwenPolicy(settings, VOCABULARY, context=PROMPT_TOKENS + tokens), settings, Path(place), 0
+        )
+        numbers = itertools.count()
+
+        async def direct(prompt_ids: list[int], params: SamplingParams) -> object:
+            own = VllmParams(
+                temperature=params.temperature,
+                max_tokens=params.max_tokens,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                ignore_eos=True,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            return [part async for part in engine.llm.generate(tokens_input(prompt_ids), own, f"alone{next(numbers)}")]
+
+        try:
+            return await _measured(
+                folder, "vllm", engine, direct, at_once, tokens, repetitions, extra={"ignore_eos": True}
+            )
+        finally:
+            await engine.aclose()
+
+
 async def _measured(
     folder: Path,
     name: str,
@@ -55,13 +99,9 @@ async def _measured(
     at_once: tuple[int, ...],
     tokens: int,
     repetitions: int,
-    pids: tuple[int, ...] = (),
+    extra: Mapping[str, Any] | None = None,
 ) -> list[Result]:
-    """
-    Args:
-        pids: of the engine's own processes, whose time is told too.
-    """
-    params = SamplingParams(max_tokens=tokens)
+    params = SamplingParams(max_tokens=tokens, extra=extra or {})
     results = []
     with TemporaryDirectory(dir=folder) as place:
         async with open_run(
@@ -71,9 +111,10 @@ async def _measured(
                 prompts = [
                     [(group * 7 + at) % VOCABULARY for at in range(PROMPT_TOKENS)] for group in range(count // SIZE)
                 ]
+                clocks = _Clock(), _Clock()
                 variants = {
-                    "engine alone": _alone(direct, params, prompts, pids),
-                    "groupstate": _sessions(run, prompts, pids),
+                    "engine alone": _alone(clocks[0], direct, params, prompts),
+                    "groupstate": _sessions(clocks[1], run, prompts),
                 }
                 for warm_up in variants.values():
                     await warm_up()
@@ -81,7 +122,12 @@ async def _measured(
                 figure, text = ratio_of_pairs(spreads["engine alone"], spreads["groupstate"])
                 added_s = (spreads["groupstate"].median - spreads["engine alone"].median) / count
                 title = f"processor time of {count} sessions of {tokens} tokens at once, engine {name}"
-                notes = [text, f"added: {added_s * 1e3:.2f} ms a session"]
+                bare_s, whole_s = (statistics.median(clock.own_s) / count for clock in clocks)
+                notes = [
+                    text,
+                    f"added: {added_s * 1e3:.2f} ms a session",
+                    f"this process alone: {bare_s * 1e3:.2f} ms a session, {whole_s * 1e3:.2f} with groupstate",
+                ]
                 results.append(Result(title, spreads, figure, ADDED_MAX, "times", notes))
     return results
 
@@ -92,31 +138,41 @@ async def _session(ctx: SessionContext) -> Trajectory:
     return ctx.trajectory(prompt_ids, generation, reward=1.0)
 
 
-def _alone(direct: Direct, params: SamplingParams, prompts: list[list[int]], pids: tuple[int, ...]) -> Measurement:
-    async def measured() -> float:
-        begin = _spent(pids)
+@attrs.define
+class _Clock:
+    """Processor time, with what this process alone took kept aside."""
+
+    own_s: list[float] = attrs.field(factory=list)
+
+    async def of(self, work: Callable[[], Awaitable[object]]) -> float:
+        begin, others = time.process_time(), _children_s()
+        await work()
+        self.own_s.append(time.process_time() - begin)
+        return self.own_s[-1] + _children_s() - others
+
+
+def _alone(clock: _Clock, direct: Direct, params: SamplingParams, prompts: list[list[int]]) -> Measurement:
+    async def work() -> None:
         await asyncio.gather(*(direct(prompt, params) for prompt in prompts for _ in range(SIZE)))
-        return _spent(pids) - begin
 
-    return measured
+    return lambda: clock.of(work)
 
 
-def _sessions(run: Run, prompts: list[list[int]], pids: tuple[int, ...]) -> Measurement:
-    async def measured() -> float:
-        begin = _spent(pids)
+def _sessions(clock: _Clock, run: Run, prompts: list[list[int]]) -> Measurement:
+    async def work() -> None:
         for prompt in prompts:
             run.submit(prompt)
         await run.commit(await run.sample(len(prompts)))
-        return _spent(pids) - begin
 
-    return measured
-
-
-def _spent(pids: tuple[int, ...]) -> float:
-    """Processor time in seconds: of this process, and of others."""
-    return time.process_time() + sum(map(_spent_by, pids))
+    return lambda: clock.of(work)
 
 
-def _spent_by(pid: int) -> float:
+def _children_s() -> float:
+    """Processor time of the processes that this one started, where the system tells."""
+    pids = " ".join(file.read_text() for file in Path("/proc/self/task").glob("*/children")).split()
+    return sum(map(_spent_by, pids))
+
+
+def _spent_by(pid: str) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

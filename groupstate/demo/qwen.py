@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,10 @@ from torch.nn import functional as F
 
 from groupstate.demo.settings import Settings
 from groupstate.demo.tasks import tokenizer
-from groupstate.engines.port import Engine
 from groupstate.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from groupstate.engines.vllm import VllmEngine
 
 HEAD_WIDTH = 32
 """The smallest that vLLM's attention on a CPU takes."""
@@ -41,7 +44,7 @@ ON_A_CPU = {
 class QwenPolicy:
     """Qwen2ForCausalLM as the demo's trainer wants it; its weights have the names of a checkpoint, which vLLM knows."""
 
-    def __init__(self, settings: Settings, vocabulary_size: int) -> None:
+    def __init__(self, settings: Settings, vocabulary_size: int, *, context: int = CONTEXT) -> None:
         try:
             from transformers import Qwen2Config, Qwen2ForCausalLM
         except ImportError as error:
@@ -54,7 +57,7 @@ class QwenPolicy:
             num_hidden_layers=settings.layers,
             num_attention_heads=max(1, settings.width // HEAD_WIDTH),
             num_key_value_heads=max(1, settings.width // HEAD_WIDTH),
-            max_position_embeddings=CONTEXT,
+            max_position_embeddings=context,
             tie_word_embeddings=False,
             bos_token_id=words.bos_id,
             eos_token_id=words.eos_id,
@@ -108,24 +111,24 @@ class QwenPolicy:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-async def vllm_engine(policy: QwenPolicy, settings: Settings, folder: Path, weight_version: int) -> Engine:
+async def vllm_engine(policy: QwenPolicy, settings: Settings, folder: Path, weight_version: int) -> "VllmEngine":
     """A vLLM in this process that generates under the policy's weights. Takes some ten seconds to start."""
     for name, value in ON_A_CPU.items():
         os.environ.setdefault(name, value)
     from groupstate.engines.vllm import VllmEngine
 
-    model = folder / MODEL
+    model, context = folder / MODEL, policy.network.config.max_position_embeddings
     policy.write(model)
     return await VllmEngine.start(
         str(model),
         weight_version=weight_version,
         skip_tokenizer_init=True,
         dtype="float32",
-        max_model_len=CONTEXT,
+        max_model_len=context,
         max_num_seqs=settings.slots_max,
-        max_num_batched_tokens=settings.slots_max * CONTEXT,  # no prompt is computed in parts: see docs/engines.md
+        max_num_batched_tokens=settings.slots_max * context,  # no prompt is computed in parts: see docs/engines.md
         enforce_eager=True,
-        kv_cache_memory_bytes=64 << 20,
+        kv_cache_memory_bytes=256 << 20,
         disable_log_stats=True,
         use_tqdm_on_load=False,
         seed=settings.seed,
