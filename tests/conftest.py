@@ -14,6 +14,7 @@ import pytest
 
 OPTIONAL = {
     "torch": r"torch\b|groupstate\.demo\b|groupstate\.engines(?:\.| import )(?:torch|slots|transformer)\b",
+    "httpx": r"httpx\b|groupstate\.engines(?:\.| import )(?:openai|http)\b",
     "pyarrow": r"pyarrow\b",
     "matplotlib": r"matplotlib\b",
     "reasoning_gym": r"reasoning_gym\b|groupstate\.demo\b",

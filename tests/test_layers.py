@@ -104,10 +104,16 @@ TORCH_INSIDE = ("batch.py", "tensors.py", "engines/model_file.py", "engines/chec
 
 VLLM_FILE = "engines/vllm.py"
 
+HTTPX_FILE = "engines/http/client.py"
+
+HTTPX_UNITS = ("engines/http/", "engines/openai.py")
+"""Files that may import that one at their top, and are themselves imported on demand."""
+
 UNSAFE = ["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"]
 """Opening data with these runs code from the data."""
 
 LOOSE_TASKS = {
+    "engines/http/tasks.py": "weights that a server is loading, and the search for one that is down, outlive the call",
     "runtime/rollout.py": "a task group would wait for ever for a session that ignores its cancellation",
     "runtime/turns.py": "an engine must get through a change of its state, whoever is cancelled while he waits for it",
     "runtime/run.py": "a run must close to the end, whoever is cancelled while he waits for it",
@@ -142,7 +148,7 @@ def violations(files: dict[str, str]) -> list[str]:
     for path in sorted(files):
         tree = ast.parse(files[path])
         imports = list(imports_of(path, tree))
-        for check in (_layer, _purity, _torch, _vllm, _safety):
+        for check in (_layer, _purity, _torch, _vllm, _httpx, _safety):
             found += [sentence for item in imports if (sentence := check(path, item, files))]
         found += [*_impure_calls(path, tree), *_loose_tasks(path, tree)]
     return list(dict.fromkeys(found))
@@ -233,6 +239,15 @@ def _vllm(path: str, item: Import, files: dict[str, str]) -> str | None:
     if item.root != "vllm" or path == VLLM_FILE:
         return None
     return f"vllm stays in {VLLM_FILE}, but {path} imports it"
+
+
+def _httpx(path: str, item: Import, files: dict[str, str]) -> str | None:
+    if item.root == "httpx" and path != HTTPX_FILE:
+        return f"httpx stays in {HTTPX_FILE}, but {path} imports it"
+    brings = item.name.startswith(tuple(_module(unit.rstrip("/")) for unit in HTTPX_UNITS))
+    if brings and item.at_import_time and not path.startswith(HTTPX_UNITS):
+        return f"importing groupstate must not bring in httpx, but {path} imports {item.name} at its top"
+    return None
 
 
 def _safety(path: str, item: Import, files: dict[str, str]) -> str | None:
@@ -338,6 +353,17 @@ def test_the_walls_stand() -> None:
             "vllm stays in engines/vllm.py, but runtime/run.py imports it",
         ),
         (
+            "engines/openai.py",
+            "def f():\n    import httpx",
+            "httpx stays in engines/http/client.py, but engines/openai.py imports it",
+        ),
+        (
+            "runtime/run.py",
+            "from groupstate.engines.openai import OpenAIEngine",
+            "importing groupstate must not bring in httpx, but runtime/run.py imports "
+            "groupstate.engines.openai.OpenAIEngine at its top",
+        ),
+        (
             "log/codec.py",
             "def f():\n    import pickle",
             "a log from a stranger must be safe to open, but log/codec.py imports pickle",
@@ -371,6 +397,9 @@ def test_a_planted_violation_gets_its_sentence(path: str, text: str, sentence: s
         ("demo/train.py", "import torch\nimport groupstate\nfrom groupstate import sync"),
         ("runtime/run.py", "async def f(tasks):\n    tasks.create_task(g())"),
         ("engines/vllm.py", "import vllm"),
+        ("engines/http/client.py", "import httpx"),
+        ("engines/openai.py", "from groupstate.engines.http.fleet import Fleet"),
+        ("cli.py", "def run():\n    from groupstate.engines.openai import engine_from_options"),
     ],
 )
 def test_what_is_allowed_gets_none(path: str, text: str) -> None:

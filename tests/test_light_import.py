@@ -14,6 +14,7 @@ HEAVY = {
     "rich",
     "pyarrow",
     "hypothesis",
+    "httpx",
     "structlog",
     "pytest",
     "matplotlib",

@@ -5,6 +5,7 @@ Rule: standard output carries nothing but the result; progress and errors go to 
 
 import asyncio
 import contextlib
+import importlib
 import inspect
 import signal
 import sys
@@ -43,6 +44,9 @@ PROGRESS_EVERY_S = 5.0
 """Seconds between two lines of progress where standard error is not a terminal."""
 
 
+ENGINES = {"torch": "groupstate.engines.model_file", "openai": "groupstate.engines.openai_options"}
+"""Name -> the module whose `engine_from_options(options, where)`, plain or async, makes one."""
+
 _UNUSABLE = (BadInput, BadSettings, NotARun, MissingExtra)
 """Errors that are about what the user named; the others happened on the way."""
 
@@ -51,9 +55,11 @@ _UNUSABLE = (BadInput, BadSettings, NotARun, MissingExtra)
 @click.option("--prompts", metavar="FILE", help="Prompts: .jsonl or .parquet.")
 @click.option("--session", metavar="NAME", help="Session function: pkg.mod:fn or path/to/file.py:fn, async.")
 @click.option("--reward", metavar="NAME", help="Reward function, in place of a session: fn(prompt, text).")
-@click.option("--engine", metavar="NAME", help="'torch', or pkg.mod:make_engine; none if the session generates itself.")
+@click.option(
+    "--engine", metavar="NAME", help="'torch', 'openai', or pkg.mod:make_engine; none if the session generates itself."
+)
 @click.option("--engine-option", "engine_options", metavar="KEY=VALUE", multiple=True, help="Argument of the engine.")
-@click.option("--model", metavar="FILE", help="Weights for the engine 'torch'.")
+@click.option("--model", metavar="NAME", help="File of weights for the engine 'torch', name of a model for 'openai'.")
 @click.option("--groups", metavar="N", type=int, help="Accepted groups to collect; without it, all there are.")
 @click.option("--out", metavar="FILE", help="Where the rows go: .jsonl or .parquet, one row per trajectory.")
 @click.option("--run", metavar="DIR", help="Run directory, which keeps everything.")
@@ -143,10 +149,9 @@ def _engine_maker(settings: Settings, flags: dict[str, Any]) -> EngineMaker | No
         if options:
             raise BadSettings(f"{', '.join(sorted(options))} given, but no engine; name one: --engine torch")
         return None
-    if name == "torch":
-        from groupstate.engines.model_file import engine_from_options
-
-        return lambda: engine_from_options(options, "the engine's options")
+    if name in ENGINES:
+        from_options = importlib.import_module(ENGINES[name]).engine_from_options
+        return lambda: from_options(options, "the engine's options")
     function = load_function(name, "--engine")
 
     def make() -> Any:

@@ -1,0 +1,1 @@
+"""Engines behind HTTP: the parts of `groupstate.engines.openai`."""
