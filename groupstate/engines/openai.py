@@ -97,6 +97,10 @@ class OpenAIEngine:
             raise EngineError(f"dialect is {dialect!r}; it must be one of {', '.join(map(repr, DIALECTS))}")
         if slots_max is not None and slots_max < 1:
             raise EngineError(f"slots_max is {slots_max}; it must be at least 1")
+        if not (stall_s > 0 and reconnect_s >= 0):
+            raise EngineError(
+                f"stall_s is {stall_s!r} and reconnect_s {reconnect_s!r}; stall_s must be above 0, the other at least 0"
+            )
         self._dialect = DIALECTS[dialect]()
         self._in_flight = need_in_flight(in_flight or ("continue" if self._dialect.has_ids else "restart"))
         if not self._dialect.has_ids and (self._in_flight == "continue" or tokenizer is not None):
@@ -233,7 +237,7 @@ class OpenAIEngine:
     def _closed_early(self, row: Row) -> FinishReason | None:
         """After the row's scope was cancelled: by `close`, by the engine's end, or because the stream was silent."""
         why = row.why
-        if why is None and row.piece is not None and row.piece.finish is not None:
+        if row.piece is not None and row.piece.finish is not None:
             return row.keep()  # Only what comes after the end was missing.
         if self._end is not None or self._closed:
             self._check_alive()

@@ -128,6 +128,8 @@ async def test_without_a_start_the_first_request_waits_for_the_server(server: Ht
         ({"urls": ["http://a:1/v1", "http://a:1/"]}, "http://a:1 is given twice"),
         ({"urls": "http://a:1", "dialect": "vlm"}, "dialect is 'vlm'; it must be one of 'vllm', 'sglang', 'text'"),
         ({"urls": "http://a:1", "slots_max": 0}, "slots_max is 0"),
+        ({"urls": "http://a:1", "stall_s": 0}, "stall_s is 0 and reconnect_s 300.0; stall_s must be above 0"),
+        ({"urls": "http://a:1", "reconnect_s": float("nan")}, "reconnect_s nan"),
         (
             {"urls": "http://a:1", "dialect": "text", "in_flight": "continue"},
             "knows no tokens, so in_flight='continue'",

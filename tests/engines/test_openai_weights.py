@@ -146,6 +146,20 @@ async def test_requests_that_cannot_go_on_begin_anew(
     assert server.asked[0] == server.asked[1]
 
 
+async def test_an_answer_that_was_whole_is_not_asked_for_again(server: HttpServer) -> None:
+    server.faults.append(Fault(lingers=True))
+    async with OpenAIEngine(server.url, weight_version=1, in_flight="restart") as engine:
+        request = ask(max_tokens=4)
+        under_way = asyncio.create_task(engine.generate(request))
+        await tokens_of(engine, request, 4)
+        await engine.publish_weights("/weights/v2", 2)
+        generation = await under_way
+
+    check_steps(generation, 5)
+    assert [span.weight_version for span in generation.spans] == [1]
+    assert len(server.asked) == 1
+
+
 @pytest.mark.parametrize("dialect", ["text", "chat"])
 async def test_texts_begin_anew(server: HttpServer, dialect: Any) -> None:
     async def publish(url: str, weights: Any, weight_version: int) -> None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
-from groupstate.engines.port import Request, SamplingParams
+from groupstate.engines.port import InFlight, Request, SamplingParams
 from groupstate.engines.vllm import VllmEngine
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, RequestRefused
 from tests.vllm.engines import requests_left, start, wait_tokens
@@ -129,13 +129,15 @@ async def test_versions_that_somebody_else_named_are_no_versions(engine: VllmEng
         await engine.generate(ask())
 
 
-async def test_a_request_aborted_outside_ends_as_aborted(engine: VllmEngine) -> None:
-    request = ask(max_tokens=400)
+@pytest.mark.parametrize("in_flight", ["continue", "restart"])
+async def test_a_request_aborted_outside_ends_as_aborted(in_flight: InFlight, llm: AsyncLLM) -> None:
+    engine, request = VllmEngine(llm, in_flight=in_flight), ask(max_tokens=400)
     under_way = asyncio.create_task(engine.generate(request))
     await wait_tokens(engine, request.id)
     await engine.llm.abort(request.id)
 
     assert (await under_way).finish_reason == "abort"
+    await engine.aclose()
 
 
 async def test_closing_an_engine_around_a_vllm_of_the_users_leaves_that_running(llm: AsyncLLM) -> None:

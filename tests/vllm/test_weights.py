@@ -13,7 +13,7 @@ import vllm
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from groupstate.engines.port import Generation, Request, SamplingParams
+from groupstate.engines.port import Generation, InFlight, Request, SamplingParams
 from groupstate.engines.vllm import VllmEngine
 from groupstate.errors import EngineDied, EngineError
 from tests.engines.contract import Make, closing
@@ -169,6 +169,21 @@ async def test_answers_cross_many_publications_and_lose_no_token(engine: VllmEng
         versions = [span.weight_version for span in generation.spans]
         assert versions == sorted(set(versions))
     assert await requests_left(engine) == 0
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "continue", "restart"])
+async def test_requests_that_come_in_during_a_publication_are_answered(in_flight: InFlight, make: Make) -> None:
+    engine = make(in_flight=in_flight)
+    publishing = asyncio.create_task(engine.publish_weights(state_dict(seed=1), 1))
+    coming = []
+    while not publishing.done():
+        coming.append(asyncio.create_task(engine.generate(ask(max_tokens=4))))
+        await anyio.sleep(0.001)
+    generations = await asyncio.gather(*coming)
+
+    assert len(generations) > 3
+    assert {(generation.finish_reason, len(generation.token_ids)) for generation in generations} == {("length", 4)}
+    assert generations[-1].spans[-1].weight_version == 1
 
 
 async def test_a_publication_while_requests_finish_can_be_given_up(make: Make) -> None:
