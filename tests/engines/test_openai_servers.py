@@ -493,7 +493,4 @@ def test_without_httpx_the_extra_is_named() -> None:
     code = "import sys; sys.modules['httpx'] = None; import groupstate.engines.openai"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
-    assert (
-        "MissingExtra: the engine 'openai' needs httpx; install the extra 'openai' of groupstate"
-        in done.stderr
-    )
+    assert "MissingExtra: the engine 'openai' needs httpx; install the extra 'openai' of groupstate" in done.stderr
