@@ -112,13 +112,15 @@ class Run:
         """Groups that could be sampled now."""
         return self._sampler.sampleable_count(partition)
 
-    async def wait_sampleable(self, count: int, partition: str = ev.TRAIN) -> int:
+    async def wait_sampleable(self, count: int, partition: str = ev.TRAIN, *, timeout_s: float | None = None) -> int:
         """Wait until `count` groups are sampleable; takes nothing.
 
         Raises:
+            SampleTimeout: not within `timeout_s` seconds; it says what is missing.
+            SampleError: there never will be so many.
             RunIsClosed: the run closes first.
         """
-        return await self._sampler.wait_sampleable(count, partition)
+        return await self._sampler.wait_sampleable(count, partition, timeout_s=timeout_s)
 
     def explain(self, partition: str = ev.TRAIN) -> Explanation:
         """What the oldest waiting `sample()` waits for, as a value; `str()` of it is a text."""

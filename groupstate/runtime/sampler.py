@@ -6,7 +6,7 @@ Rule 3: cancelled at whatever point, it gives back what it had.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -98,25 +98,37 @@ class Sampler:
             self._controller.withdraw(waiter, "cancelled")
             raise
 
-    async def wait_sampleable(self, count: int, partition: str = TRAIN) -> int:
-        """Wait until `count` groups are sampleable; takes nothing. Returns how many there are."""
+    async def wait_sampleable(self, count: int, partition: str = TRAIN, *, timeout_s: float | None = None) -> int:
+        """Wait until `count` groups are sampleable; takes nothing. Returns how many there are.
+
+        Raises:
+            SampleTimeout: not within `timeout_s` seconds; it says what is missing.
+            SampleError: there never will be so many.
+        """
         check_partition(partition)
         count = integer("count", count, least=0)
+        patience = Patience.of(timeout_s)
         if partition != TRAIN:
-            return await self._watch(count, partition)
+            return await self._watch(count, partition, patience)
         self._controller.watched.append(count)
         try:
             self._controller.settle()
-            return await self._watch(count, partition)
+            return await self._watch(count, partition, patience)
         finally:
             self._controller.watched.remove(count)
 
-    async def _watch(self, count: int, partition: str) -> int:
+    async def _watch(self, count: int, partition: str, patience: "Patience") -> int:
+        def explained() -> Explanation:
+            found = self.explain(partition)
+            blocked = found.blocked_by or f"{found.sampleable} of {count} groups are sampleable"
+            return attrs.evolve(found, needed=found.needed or count, blocked_by=blocked)
+
+        quiet = Quiet(self._controller, patience, "wait_sampleable()", explained)
         while self.sampleable_count(partition) < count:
             never = why_never(self._controller, count, partition)
             if never is not None:
                 raise never
-            await self._controller.changed.wait()
+            await quiet.wait(self._controller.changed.wait, lambda: self.sampleable_count(partition) >= count)
         return self.sampleable_count(partition)
 
     def sampleable_count(self, partition: str = TRAIN) -> int:
@@ -163,19 +175,9 @@ class Sampler:
 
     async def _answered(self, waiter: Waiter, partition: str, patience: "Patience") -> None:
         """Wait for the answer; warn each time that nothing has happened for `stall_s`."""
-        stall_s = self._controller.rules.stall_s or math.inf
-        told_at_ns = self._ledger.clock_ns()
+        quiet = Quiet(self._controller, patience, "sample()", lambda: self.explain(partition))
         while not waiter.answered.is_set():
-            quiet_s = (self._ledger.clock_ns() - max(told_at_ns, self._controller.progress_at_ns)) / 1e9
-            if quiet_s >= stall_s:
-                log.warning("sample() is stalled", explanation=str(self.explain(partition)))
-                told_at_ns = self._ledger.clock_ns()
-                quiet_s = 0.0
-            left = patience.until - anyio.current_time()
-            with anyio.move_on_after(max(0.0, min(left, stall_s - quiet_s))):
-                await waiter.answered.wait()
-            if not waiter.answered.is_set() and anyio.current_time() >= patience.until:
-                raise SampleTimeout(patience.timeout_s, self.explain(partition))
+            await quiet.wait(waiter.answered.wait, waiter.answered.is_set)
         # A set event is passed without suspending; the caller's cancellation must still be seen.
         await anyio.lowlevel.checkpoint_if_cancelled()
 
@@ -216,6 +218,38 @@ class Patience:
         """
         checked_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s, endless=True)
         return cls(checked_s, anyio.current_time() + checked_s)
+
+
+class Quiet:
+    """One wait: it warns each time that nothing has happened for `stall_s`, and runs out of patience in the end."""
+
+    def __init__(
+        self, controller: Controller, patience: Patience, what: str, explained: Callable[[], Explanation]
+    ) -> None:
+        self._controller = controller
+        self._patience = patience
+        self._what = what
+        self._explained = explained
+        self._now_ns = controller.ledger.clock_ns
+        self._told_at_ns = self._now_ns()
+
+    async def wait(self, event: Callable[[], Awaitable[object]], came: Callable[[], bool]) -> None:
+        """Wait for the event, or until a warning is due.
+
+        Raises:
+            SampleTimeout: the time is over, and what is waited for hasn't come.
+        """
+        stall_s = self._controller.rules.stall_s or math.inf
+        quiet_s = (self._now_ns() - max(self._told_at_ns, self._controller.progress_at_ns)) / 1e9
+        if quiet_s >= stall_s:
+            log.warning(f"{self._what} is stalled", explanation=str(self._explained()))
+            self._told_at_ns = self._now_ns()
+            quiet_s = 0.0
+        left = self._patience.until - anyio.current_time()
+        with anyio.move_on_after(max(0.0, min(left, stall_s - quiet_s))):
+            await event()
+        if not came() and anyio.current_time() >= self._patience.until:
+            raise SampleTimeout(self._patience.timeout_s, self._explained())
 
 
 def check_partition(partition: str) -> None:

@@ -78,8 +78,11 @@ class Run:
     def sampleable_count(self, partition: str = TRAIN) -> int:
         return self._look(self._inner.sampleable_count, partition)
 
-    def wait_sampleable(self, count: int, partition: str = TRAIN) -> int:
-        return self._call(self._inner.wait_sampleable, count, partition)
+    def wait_sampleable(self, count: int, partition: str = TRAIN, *, timeout_s: float | None = None) -> int:
+        async def wait() -> int:
+            return await self._inner.wait_sampleable(count, partition, timeout_s=timeout_s)
+
+        return self._call(wait)
 
     def explain(self, partition: str = TRAIN) -> Explanation:
         return self._look(self._inner.explain, partition)

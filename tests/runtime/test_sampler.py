@@ -417,6 +417,30 @@ async def test_no_stall_is_told_with_stall_s_zero(loop, caplog):
 
 
 @virtual
+async def test_looking_out_for_groups_tells_of_a_stall_and_ends_in_time(loop, caplog):
+    async with opened(loop, rules=Rules(stall_s=10)) as run:
+        run.submit("slow", group_id="slow").start(0)
+
+        with pytest.raises(SampleTimeout, match="0 of 2 groups are sampleable") as out:
+            await run.wait_sampleable(2, timeout_s=35)
+
+    assert anyio.current_time() == pytest.approx(35)
+    assert (out.value.timeout_s, out.value.explanation.needed) == (35, 2)
+    assert len(stalls(caplog)) == 3
+    assert "wait_sampleable() is stalled" in stalls(caplog)[0].getMessage()
+    assert "'slow' is running" in stalls(caplog)[0].getMessage()
+
+
+@virtual
+async def test_groups_that_come_in_the_last_moment_are_no_time_out(loop):
+    async with opened(loop) as run:
+        attempt = run.submit("p", n=1).start(0)
+        loop.call_later(5, attempt.finish, Trajectory(reward=1.0))
+
+        assert await run.wait_sampleable(1, timeout_s=5) == 1
+
+
+@virtual
 async def test_a_second_sampler_is_refused_in_sync_mode(loop):
     async with opened(loop, rules=SYNC) as run:
         first = started(run.sample(2))
