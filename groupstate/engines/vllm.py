@@ -9,7 +9,6 @@ Rule 3: nobody waits for a dead engine. vLLM fails its requests itself; other ca
 
 import asyncio
 import dataclasses
-import difflib
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import anyio.to_thread
 import attrs
 
 from groupstate.core.events import VersionSpan
+from groupstate.core.near import near
 from groupstate.engines.checkpoint import Checkpoint, WeightFiles, model_folder
 from groupstate.engines.port import (
     FinishReason,
@@ -255,7 +255,6 @@ class VllmEngine:
                 await self._changed.wait()
             if self._is_own:
                 self._is_own = False
-                # It waits for processes to end.
                 await anyio.to_thread.run_sync(self.llm.shutdown)
         self._files.close()
 
@@ -515,8 +514,7 @@ class VllmEngine:
             EngineError: it can't do it.
             EngineDied: it died.
         """
-        failure: Exception | None = None
-        result = None
+        result, failure = None, None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._cancel_on_death, tasks.cancel_scope)
             try:
@@ -566,9 +564,8 @@ def _start(model: str, engine_args: Mapping[str, Any]) -> AsyncLLM:
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name in engine_args:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise EngineError(f"vLLM {vllm.__version__} has no engine argument {name!r}{hint}")
+            hint = near(name, known)
+            raise EngineError(f"vLLM {vllm.__version__} has no engine argument {name!r}" + (hint and f"; {hint}"))
     try:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **engine_args))
     except Exception as error:
