@@ -172,9 +172,9 @@ async def test_an_aborted_request_keeps_its_tokens(make: Make, kind: Kind) -> No
 
 @pytest.mark.usefixtures("needs_slots")
 async def test_a_request_aborted_before_it_has_a_slot_has_no_token(make: Make, kind: Kind) -> None:
-    engine, request = make(slots_max=1), ask()
-    first = asyncio.create_task(engine.generate(ask(max_tokens=kind.long)))
-    await anyio.sleep(0.01)
+    engine, request, generating = make(slots_max=1), ask(), ask(max_tokens=kind.long)
+    first = asyncio.create_task(engine.generate(generating))
+    await wait_first_token(kind, engine, generating)
     queued = asyncio.create_task(engine.generate(request))
     await anyio.sleep(0.01)
     engine.abort(request)
