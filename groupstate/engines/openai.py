@@ -28,7 +28,7 @@ from groupstate.engines.http.dialects import DIALECTS, Ask, DialectName
 from groupstate.engines.http.fleet import Fleet, Publish, ReplicaView, replicas_of
 from groupstate.engines.http.routing import Replica
 from groupstate.engines.http.rows import Row
-from groupstate.engines.http.tasks import carried
+from groupstate.engines.http.tasks import carried, guarded
 from groupstate.engines.http.weights import Checkpoints, Given
 from groupstate.engines.port import (
     FinishReason,
@@ -211,8 +211,13 @@ class OpenAIEngine:
 
     async def _piece(self, row: Row) -> FinishReason | None:
         """One stream; None if another must follow."""
-        row.why = None
-        with anyio.CancelScope() as row.scope:
+        row.begin()
+        return await guarded(self._scoped(row), lambda: row.close("abort"))
+
+    async def _scoped(self, row: Row) -> FinishReason | None:
+        """In a task of its own, which nothing but the row's scope ends."""
+        self._check_alive()
+        with row.scope:
             replica = await self._place(row)
             try:
                 # Between the place and this line a publication may have begun.

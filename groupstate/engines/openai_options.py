@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from groupstate.core.typed_settings import unknown_key
+from groupstate.core.typed_settings import Settings, unknown_key
 from groupstate.engines.port import Engine, InFlight, Tokenizer
 from groupstate.errors import BadSettings
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(Settings, frozen=True):
     """The arguments of `OpenAIEngine` that a file can say."""
 
     url: str | None = None
-    urls: list[str] = []
+    urls: tuple[str, ...] = ()
     model: str | None = None
     dialect: Literal["vllm", "sglang", "text", "chat"] = "vllm"
     tokenizer: str | None = None
@@ -50,7 +50,7 @@ async def engine_from_options(options: Mapping[str, Any], where: str) -> Engine:
     for name in ("url", "urls", "tokenizer", "api_key_env"):
         del arguments[name]
     engine = OpenAIEngine(
-        [given.url] if given.url is not None else given.urls,
+        given.urls if given.url is None else given.url,
         tokenizer=None if given.tokenizer is None else _tokenizer(given.tokenizer, where),
         api_key=None if given.api_key_env is None else os.environ[given.api_key_env],
         **arguments,
@@ -68,8 +68,8 @@ def _checked(options: Mapping[str, Any], where: str) -> Options:
         if key not in Options.__struct_fields__:
             raise BadSettings(unknown_key(key, Options.__struct_fields__, where))
     try:
-        given = msgspec.convert(dict(options), Options)
-    except msgspec.ValidationError as error:
+        given = Options(**options)
+    except BadSettings as error:
         raise BadSettings(f"{where}: {error}") from error
     if (given.url is None) == (not given.urls):
         raise BadSettings(f"{where}: the engine 'openai' needs its servers: url = \"http://localhost:8000\", or urls")

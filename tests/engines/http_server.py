@@ -105,6 +105,7 @@ class HttpServer:
         self.abort_count = 0
         """How often all requests were aborted."""
         self.stirred = asyncio.Event()
+        self.held_after: int | None = None
 
     @property
     def url(self) -> str:
@@ -228,6 +229,14 @@ class HttpServer:
         self.paused = False
         self._stir()
 
+    def hold(self, tokens: int) -> None:
+        """From now on answers stand still after so many tokens, until `let_go`."""
+        self.held_after = tokens
+
+    def let_go(self) -> None:
+        self.held_after = None
+        self._stir()
+
     def _stir(self) -> None:
         self.stirred.set()
         self.stirred = asyncio.Event()
@@ -314,7 +323,7 @@ class HttpServer:
         while finish is None:
             if len(made) == since:
                 await asyncio.sleep(self.token_s * self.tokens_per_event)
-            while self.paused and self.abort_count == aborts:
+            while self._stands_still(len(made)) and self.abort_count == aborts:
                 await self.stirred.wait()
             if self.asleep or self.abort_count != aborts:
                 finish = "abort"
@@ -337,6 +346,9 @@ class HttpServer:
             yield self._event(path, asked, made, since, finish)
         if body.get("stream_options"):
             yield {"choices": [], "usage": {"completion_tokens": len(made)}}
+
+    def _stands_still(self, said: int) -> bool:
+        return self.paused or (self.held_after is not None and said >= self.held_after)
 
     def _event(self, path: str, asked: "Asked", made: Sequence[int], since: int, finish: str | None) -> dict[str, Any]:
         new = list(made[since:])

@@ -115,9 +115,11 @@ async def test_a_run_publishes_through_the_engine(server: HttpServer) -> None:
         OpenAIEngine(server.url) as engine,
         open_run(source=source("a"), session=session, engine=engine, group_size=2) as run,
     ):
+        server.hold(5)
         sampling = asyncio.create_task(run.sample(1))
         await wait_for(lambda: [bool(row.piece and row.piece.token_ids) for row in engine._rows.values()] == [True] * 2)
         await run.publish_weights(1, "/weights/v1")
+        server.let_go()
         batch = await sampling
 
     spans = [[span.weight_version for span in row.trajectory.spans] for row in batch.groups[0].rows()]

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from groupstate.engines.http.routing import Replica
+from groupstate.engines.http.rows import Row
 from groupstate.engines.openai import OpenAIEngine
 from groupstate.engines.port import Generation, Request, SamplingParams
 from groupstate.errors import EngineDied, EngineError
@@ -61,7 +62,20 @@ def ask(prompt_ids: tuple[int, ...] = (5,), **params: Any) -> Request:
     return Request(prompt_ids, SamplingParams(**{"max_tokens": 60, **params}))
 
 
-async def tokens_of(engine: OpenAIEngine, request: Request, count: int = 3) -> None:
+HELD = 20
+"""Tokens after which servers stand still, so that what a test does next comes in the middle of an answer."""
+
+
+async def begun(engine: OpenAIEngine, request: Request, *servers: HttpServer) -> "asyncio.Task[Generation]":
+    """A request in the middle of its answer, which goes on with `let_go`."""
+    for server in servers:
+        server.hold(HELD)
+    under_way = asyncio.create_task(engine.generate(request))
+    await tokens_of(engine, request, HELD)
+    return under_way
+
+
+async def tokens_of(engine: OpenAIEngine, request: Request, count: int) -> None:
     """Until a request has so many tokens."""
     with anyio.fail_after(5):
         while True:
@@ -95,9 +109,9 @@ def write_checkpoint(folder: Path, **shapes: list[int]) -> Path:
 async def test_requests_under_way_go_on_from_their_tokens(server: HttpServer) -> None:
     async with OpenAIEngine(server.url, weight_version=1) as engine:
         request = ask((3, 5), seed=11, extra={"min_tokens": 50})
-        under_way = asyncio.create_task(engine.generate(request))
-        await tokens_of(engine, request)
+        under_way = await begun(engine, request, server)
         await engine.publish_weights("/weights/v2", 2)
+        server.let_go()
         generation = await under_way
 
     check_steps(generation, 5)
@@ -116,9 +130,9 @@ async def test_the_seed_of_what_follows_hangs_on_the_request_alone(server: HttpS
     async with OpenAIEngine(server.url, weight_version=1) as engine:
         for version in (2, 3):
             request = ask(seed=7)
-            under_way = asyncio.create_task(engine.generate(request))
-            await tokens_of(engine, request)
+            under_way = await begun(engine, request, server)
             await engine.publish_weights(f"/weights/v{version}", version)
+            server.let_go()
             await under_way
             seeds.add(server.asked[-1]["seed"])
 
@@ -136,9 +150,9 @@ async def test_requests_that_cannot_go_on_begin_anew(
 ) -> None:
     request = Request(request_.prompt_ids, request_.params)
     async with OpenAIEngine(server.url, weight_version=1, **options) as engine:
-        under_way = asyncio.create_task(engine.generate(request))
-        await tokens_of(engine, request)
+        under_way = await begun(engine, request, server)
         await engine.publish_weights("/weights/v2", 2)
+        server.let_go()
         generation = await under_way
 
     check_steps(generation, 5)
@@ -179,11 +193,11 @@ async def test_texts_begin_anew(server: HttpServer, dialect: Any) -> None:
 async def test_kept_requests_finish_first(server: HttpServer) -> None:
     async with OpenAIEngine(server.url, weight_version=1, in_flight="keep") as engine:
         request = ask()
-        under_way = asyncio.create_task(engine.generate(request))
-        await tokens_of(engine, request)
+        under_way = await begun(engine, request, server)
         publishing = asyncio.create_task(engine.publish_weights("/weights/v2", 2))
         await wait_for(lambda: not engine._fleet.router.is_open)
         late = asyncio.create_task(engine.generate(ask()))
+        server.let_go()
         await publishing
         assert under_way.done()
 
@@ -196,16 +210,42 @@ async def test_kept_requests_finish_first(server: HttpServer) -> None:
 async def test_a_request_that_is_aborted_as_its_stream_is_closed_ends(server: HttpServer) -> None:
     async with OpenAIEngine(server.url, weight_version=1) as engine:
         request = ask()
-        under_way = asyncio.create_task(engine.generate(request))
-        await tokens_of(engine, request)
+        under_way = await begun(engine, request, server)
         row = engine._rows[request.id]
         row.close("again")
         engine.abort(request)
         row.close("again")
+        server.let_go()
         generation = await under_way
 
     assert generation.finish_reason == "abort"
     check_steps(generation, 5)
+
+
+@pytest.mark.parametrize("ending", ["abort", "close"])
+async def test_what_ends_between_two_streams_stays_ended(
+    server: HttpServer, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with OpenAIEngine(server.url, weight_version=1) as engine:
+        request = ask()
+        begin = Row.begin
+
+        def end_then_begin(row: Row) -> None:
+            if row.token_ids:
+                engine.abort(request) if ending == "abort" else engine._die(EngineDied("boom"))
+            begin(row)
+
+        monkeypatch.setattr(Row, "begin", end_then_begin)
+        under_way = await begun(engine, request, server)
+        await engine.publish_weights("/weights/v2", 2)
+        server.let_go()
+
+        with anyio.fail_after(5):
+            if ending == "abort":
+                assert (await under_way).finish_reason == "abort"
+            else:
+                with pytest.raises(EngineDied, match="boom"):
+                    await under_way
 
 
 async def test_a_request_whose_place_comes_as_the_gate_closes_waits_again(
@@ -232,11 +272,11 @@ async def test_a_request_whose_place_comes_as_the_gate_closes_waits_again(
 async def test_a_publication_that_nobody_waits_for_any_more_holds_nothing_up(server: HttpServer) -> None:
     async with OpenAIEngine(server.url, in_flight="keep", weight_version=1) as engine:
         request = ask(max_tokens=300)
-        under_way = asyncio.create_task(engine.generate(request))
-        await tokens_of(engine, request)
+        under_way = await begun(engine, request, server)
         with anyio.move_on_after(0.05):
             await engine.publish_weights("/weights/v2", 2)
 
+        server.let_go()
         assert len((await engine.generate(ask())).token_ids) == 60
         engine.abort(request)
         await under_way
@@ -339,10 +379,10 @@ async def test_sglang_is_given_weights_its_own_way(server: HttpServer) -> None:
     server.incremental = True
     async with OpenAIEngine(server.url, dialect="sglang", weight_version=1) as engine:
         request = ask()
-        under_way = asyncio.create_task(engine.generate(request))
-        await tokens_of(engine, request)
+        under_way = await begun(engine, request, server)
         server.calls.clear()
         await engine.publish_weights("/weights/v2", 2)
+        server.let_go()
         check_steps(await under_way, 5)
 
     assert server.calls == [
@@ -404,11 +444,11 @@ async def test_requests_under_way_survive_weights_that_nobody_took(server: HttpS
     server.takes = lambda folder: folder != "/weights/v3"
     async with OpenAIEngine(server.url, weight_version=1) as engine:
         request = ask()
-        under_way = asyncio.create_task(engine.generate(request))
-        await tokens_of(engine, request)
+        under_way = await begun(engine, request, server)
         with pytest.raises(EngineError, match="version 1 stays"):
             await engine.publish_weights("/weights/v3", 3)
 
+        server.let_go()
         check_steps(await under_way, 5)
     assert [span.weight_version for span in under_way.result().spans] == [1]
 
@@ -653,11 +693,13 @@ async def test_what_is_no_tensor_is_named(server: HttpServer, tmp_path: Path, we
 async def test_a_pause_freezes_the_streams_where_the_server_can(server: HttpServer) -> None:
     async with OpenAIEngine(server.url, weight_version=1, stall_s=0.2) as engine:
         request = ask(seed=3)
-        under_way = asyncio.create_task(engine.generate(request))
-        await tokens_of(engine, request)
+        under_way = await begun(engine, request, server)
         await engine.pause()
         await anyio.sleep(0.5)
         assert (server.paused, server.running) == (True, 1)
+        server.let_go()
+        await anyio.sleep(0.1)
+        assert not under_way.done()
         await engine.resume()
 
         assert len((await under_way).token_ids) == 60
@@ -668,10 +710,10 @@ async def test_a_pause_closes_the_streams_where_it_cannot(server: HttpServer) ->
     server.lacks = frozenset({"/pause"})
     async with OpenAIEngine(server.url, weight_version=1) as engine:
         request = ask()
-        under_way = asyncio.create_task(engine.generate(request))
-        await tokens_of(engine, request)
+        under_way = await begun(engine, request, server)
         await engine.pause()
         await wait_for(lambda: not server.running)
+        server.let_go()
         await engine.resume()
 
         check_steps(await under_way, 5)
@@ -718,12 +760,11 @@ async def test_a_server_that_does_not_wake_is_an_error(server: HttpServer) -> No
 
 async def test_a_server_that_does_not_resume_is_left_out(servers: list[HttpServer]) -> None:
     async with OpenAIEngine(urls(servers), weight_version=1) as engine:
-        requests = [ask() for _ in range(2)]
-        under_way = [asyncio.create_task(engine.generate(request)) for request in requests]
-        for request in requests:
-            await tokens_of(engine, request)
+        under_way = [await begun(engine, ask(), *servers) for _ in range(2)]
         await engine.pause()
         servers[0].refuses["/resume"] = (500, "no")
+        for server in servers:
+            server.let_go()
         await engine.resume()
 
         for task in under_way:

@@ -19,12 +19,13 @@ import pytest_asyncio
 
 from groupstate import Rules, open_run
 from groupstate.engines.openai import OpenAIEngine
-from groupstate.engines.port import Generation, Request, SamplingParams
+from groupstate.engines.port import Generation, InFlight, Request, SamplingParams
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, RequestRefused
 from groupstate.runtime.sources import as_source
 from tests.engines.contract import *  # noqa: F403
 from tests.engines.contract import Make, check, closing
 from tests.vllm import tiny_model
+from tests.vllm.test_soak import GROWTH_MAX_BYTES, Soak
 from tests.vllm.tiny_model import CONTEXT, VOCABULARY
 
 START_S = 180.0
@@ -367,6 +368,50 @@ async def test_the_server_answers_texts_too(server: Server, dialect: Any) -> Non
 
     assert generation.text
     assert (generation.token_ids, generation.finish_reason) == ((), "length")
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "continue", "restart"])
+async def test_a_hundred_sessions_leave_nothing_in_the_server(
+    in_flight: InFlight, server: Server, tmp_path: Path
+) -> None:
+    async with OpenAIEngine(server.url, in_flight=in_flight, weights_dir=tmp_path) as engine:
+        soak = Soak(engine, seed=1)  # type: ignore[arg-type]
+        with anyio.fail_after(150):
+            await soak.run(100)
+
+        assert sum(soak.ends.values()) == 100
+        assert soak.publications > 0
+        assert engine.in_flight_count == 0
+        await until(server, lambda running: running == 0)
+
+
+@pytest.mark.long
+async def test_two_thousand_sessions_leave_nothing_in_the_server_and_little_here(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with OpenAIEngine(server.url, weights_dir=tmp_path) as engine:
+        soak = Soak(engine, seed=2)  # type: ignore[arg-type]
+        memory = []
+        for _ in range(10):
+            await soak.run(200)
+            memory.append(own_memory_bytes())
+
+            assert engine.in_flight_count == 0
+            await until(server, lambda running: running == 0)
+        with capsys.disabled():
+            print(
+                f"\n{dict(soak.ends)}, {soak.publications} publications, memory {[size >> 20 for size in memory]} MiB"
+            )
+
+    assert sum(soak.ends.values()) == 2000
+    assert max(memory[5:]) - max(memory[:5]) < GROWTH_MAX_BYTES
+    assert len(os.listdir(tmp_path)) <= 1
+
+
+def own_memory_bytes() -> int:
+    """Of this process; the server's is its own matter."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 async def test_a_run_outlives_its_server(server: Server, models: Path) -> None:

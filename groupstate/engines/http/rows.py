@@ -47,6 +47,14 @@ class Row:
     asked_twice: bool = False
     """A connection failed before the answer began, and the request was sent once more."""
 
+    def begin(self) -> None:
+        """Another piece; what was aborted between two of them stays so."""
+        self.scope = anyio.CancelScope()
+        if self.why == "abort":
+            self.scope.cancel()
+        else:
+            self.why = None
+
     def close(self, why: Why) -> None:
         """Close its stream, or end its wait."""
         if self.why is None or why == "abort":

@@ -1,10 +1,11 @@
-"""The two kinds of work that outlive who asked for them.
+"""Work that outlives who asked for it, or that must end in order whoever is cancelled.
 
-Rule: whoever starts one holds on to it, and sees to its end.
+Rule: whoever starts a task holds on to it, and sees to its end. A shielded scope alone holds off anyio's cancellations,
+not `task.cancel()`; and httpx, cancelled once more while it closes a connection, leaves it open.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import anyio
@@ -18,11 +19,27 @@ def loose(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
 
 
 async def carried(work: Coroutine[Any, Any, T]) -> T:
-    """Do it to its end, then be cancelled, for what can't be left half done.
-
-    A shielded scope alone holds off anyio's cancellations, not `task.cancel()`.
-    """
+    """Do it to its end, then be cancelled, for what can't be left half done."""
     task = loose(work)
+    if cancelled := await _settled(task):
+        raise cancelled
+    return task.result()
+
+
+async def guarded(work: Coroutine[Any, Any, T], end: Callable[[], None]) -> T:
+    """Do it; a cancellation reaches it only as one call of `end`, and goes on once it has ended."""
+    task = loose(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        end()
+        await _settled(task)
+        raise
+    return task.result()
+
+
+async def _settled(task: "asyncio.Task[Any]") -> asyncio.CancelledError | None:
+    """Wait for its end, whatever comes; returns the cancellation that came meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not task.done():
@@ -30,7 +47,6 @@ async def carried(work: Coroutine[Any, Any, T]) -> T:
                 await asyncio.wait({task})
             except asyncio.CancelledError as error:
                 cancelled = error
-    if cancelled is not None:
-        task.exception()  # Nobody is left to hear of it.
-        raise cancelled
-    return task.result()
+    if not task.cancelled():
+        task.exception()  # Looked at, also where nobody is left to hear of it.
+    return cancelled
