@@ -2,24 +2,21 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from groupstate.engines.http.client import Answer, Client
+from groupstate.engines.http.client import Answer, Client, Stream
 from groupstate.engines.http.routing import AFFINITIES_MAX, Replica, Router
 from groupstate.engines.openai import OpenAIEngine
-from groupstate.engines.openai_options import engine_from_options
 from groupstate.engines.port import Generation, Request, SamplingParams
-from groupstate.errors import BadSettings, EngineDied, EngineError, EngineUnavailable
+from groupstate.errors import EngineDied, EngineError, EngineUnavailable
 from tests.engines.http_server import Fault, HttpServer
 
 
@@ -190,6 +187,32 @@ async def test_a_server_that_stays_busy_is_a_failure_in_the_end(server: HttpServ
         server.faults.clear()
 
         assert len((await engine.generate(ask())).token_ids) == 4
+
+
+async def test_patience_with_a_busy_server_begins_anew_once_it_has_answered(server: HttpServer) -> None:
+    async with OpenAIEngine(server.url, reconnect_s=0.5) as engine:
+        server.faults.append(Fault(503))
+        server.hold(2)
+        under_way = asyncio.create_task(engine.generate(ask()))
+        await wait_for(lambda: any(row.piece and row.piece.token_ids for row in engine._rows.values()))
+        await anyio.sleep(0.6)
+        server.faults.append(Fault(503))
+        await engine.publish_weights("/weights/v1", 1)
+        server.let_go()
+
+        assert len((await under_way).token_ids) == 4
+
+
+async def test_a_server_that_fails_now_and_then_is_not_left_alone_for_longer_each_time(server: HttpServer) -> None:
+    async with OpenAIEngine(server.url) as engine:
+        start_s = time.monotonic()
+        for _ in range(7):
+            server.faults.append(Fault(500))
+            with pytest.raises(EngineUnavailable):
+                await engine.generate(ask())
+            await engine.generate(ask())
+
+    assert time.monotonic() - start_s < 6.0  # 12.7 s, if pauses added up
 
 
 async def test_a_server_that_is_down_is_passed_by(servers: list[HttpServer]) -> None:
@@ -397,6 +420,38 @@ async def test_a_cancelled_request_is_gone_from_the_server_at_once(server: HttpS
     await wait_for(lambda: not server.connections)
 
 
+async def test_a_request_that_is_cancelled_once_more_while_its_stream_closes_closes_it_all_the_same(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    server.token_s = 0.005
+    async with OpenAIEngine(server.url) as engine:
+        client = engine._fleet.replicas[0].client
+        stream = client.stream
+
+        @asynccontextmanager
+        async def slow_to_close(path: str, body: bytes) -> AsyncIterator[Stream]:
+            async with AsyncExitStack() as stack:
+                try:
+                    yield await stack.enter_async_context(stream(path, body))
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await anyio.sleep(0.2)
+                    closed.append(path)
+
+        monkeypatch.setattr(client, "stream", slow_to_close)
+        under_way = asyncio.create_task(engine.generate(ask(max_tokens=1000)))
+        await wait_for(lambda: server.running)
+        for _ in range(3):
+            under_way.cancel()
+            await anyio.sleep(0.02)
+        with pytest.raises(asyncio.CancelledError):
+            await under_way
+
+        assert closed == ["/v1/completions"]
+        assert engine.replicas[0].requests == 0
+
+
 async def test_no_connection_leaks_however_requests_end(server: HttpServer) -> None:
     server.token_s = 0.001
     async with OpenAIEngine(server.url, stall_s=5.0) as engine:
@@ -448,49 +503,3 @@ def test_errors_are_read_from_bodies_of_all_kinds() -> None:
 
     assert Counter(texts) == {"500 a b c": 1}
     assert len(Answer(500, b"x" * 10_000).words) < 600
-
-
-# By a settings file ------------------------------------------------------------------------------------
-
-
-async def test_options_of_a_file_make_an_engine(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.key = "secret"
-    monkeypatch.setenv("THE_KEY", "secret")
-    options = {"url": server.url, "model": "tiny", "api_key_env": "THE_KEY", "slots_max": 3, "stall_s": 9}
-    engine = await engine_from_options(options, "[engine]")
-
-    assert len((await engine.generate(ask())).token_ids) == 4
-    await engine.aclose()
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({}, "the engine 'openai' needs its servers: url = "),
-        ({"url": "http://a:1", "urls": ["http://b:1"]}, "needs its servers"),
-        ({"ulr": "http://a:1"}, r"\[engine\] has no setting 'ulr'; did you mean 'url'"),
-        ({"url": "http://a:1", "slots_max": "many"}, "slots_max is 'many'; it must be an integer or None"),
-        ({"url": "http://a:1", "dialect": "vlm"}, "dialect is 'vlm'; it must be 'vllm' or 'sglang' or"),
-        ({"url": "http://a:1", "api_key_env": "NO_SUCH_VARIABLE"}, "names NO_SUCH_VARIABLE, which isn't set"),
-        (
-            {"url": "http://a:1", "tokenizer": "/no/such"},
-            "tokenizer '/no/such' can't be loaded|needs the package trans",
-        ),
-    ],
-)
-async def test_options_that_cannot_be_are_named(options: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(BadSettings, match=complaint):
-        await engine_from_options(options, "[engine]")
-
-
-async def test_options_of_a_server_that_is_not_up(server: HttpServer) -> None:
-    await server.stop()
-    with pytest.raises(EngineError, match=f"no server answers at {server.url}"):
-        await engine_from_options({"url": server.url}, "[engine]")
-
-
-def test_without_httpx_the_extra_is_named() -> None:
-    code = "import sys; sys.modules['httpx'] = None; import groupstate.engines.openai"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-
-    assert "MissingExtra: the engine 'openai' needs httpx; install the extra 'openai'" in done.stderr

@@ -5,7 +5,7 @@ import json
 import os
 import struct
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from groupstate.engines.http.client import Stream
 from groupstate.engines.http.routing import Replica
 from groupstate.engines.http.rows import Row
 from groupstate.engines.openai import OpenAIEngine
@@ -269,6 +270,34 @@ async def test_a_request_whose_place_comes_as_the_gate_closes_waits_again(
         assert len((await waiting).token_ids) == 4
 
 
+async def test_no_stream_is_open_while_weights_change(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_streams: list[int] = []
+
+    async def publish(url: str, weights: Any, weight_version: int) -> None:
+        open_streams.append(sum(row.replica is not None for row in engine._rows.values()))
+
+    async with OpenAIEngine(server.url, publish=publish) as engine:
+        client = engine._fleet.replicas[0].client
+        stream = client.stream
+
+        @asynccontextmanager
+        async def slow_to_close(path: str, body: bytes) -> AsyncIterator[Stream]:
+            try:
+                async with stream(path, body) as answer:
+                    yield answer
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(0.1)
+
+        monkeypatch.setattr(client, "stream", slow_to_close)
+        under_way = await begun(engine, ask(), server)
+        await engine.publish_weights({}, 1)
+        server.let_go()
+        await under_way
+
+    assert open_streams == [0]
+
+
 async def test_a_publication_that_nobody_waits_for_any_more_holds_nothing_up(server: HttpServer) -> None:
     async with OpenAIEngine(server.url, in_flight="keep", weight_version=1) as engine:
         request = ask(max_tokens=300)
@@ -490,6 +519,27 @@ async def test_a_server_whose_first_weights_changed_is_not_asked(server: HttpSer
         generation = await engine.generate(ask(max_tokens=4))
     check_steps(generation, 5)
     assert server.weights == BASE
+
+
+async def test_streams_of_a_server_whose_weights_changed_are_closed_before_it_gets_others(server: HttpServer) -> None:
+    open_streams: list[int] = []
+
+    def take(folder: str) -> bool:
+        open_streams.append(sum(row.replica is not None for row in engine._rows.values()))
+        return True
+
+    server.takes = take
+    async with OpenAIEngine(server.url, weight_version=1) as engine:
+        under_way = await begun(engine, ask(), server)
+        server.label, server.weights = "7", "/weights/v7"
+        server.faults.append(Fault(500))
+        with pytest.raises(EngineError):
+            await engine.generate(ask())
+        await wait_for(lambda: open_streams)
+        server.let_go()
+
+        check_steps(await under_way, 5)
+    assert open_streams == [0]
 
 
 async def test_weights_that_came_by_a_way_of_the_users_own_come_by_it_again(server: HttpServer) -> None:
