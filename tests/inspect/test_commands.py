@@ -357,7 +357,7 @@ def test_the_demo_gets_its_options(fake: Callable[..., list[Any]]) -> None:
     calls = fake("groupstate.demo.main", "demo", None)
 
     assert call("demo", "--mode", "sync", "--steps", 3, "--seed", 7, "--out", "d", "--resume").exit_code == 0
-    assert calls == [((), {"mode": "sync", "steps": 3, "seed": 7, "out": Path("d"), "resume": True})]
+    assert calls == [((), {"mode": "sync", "steps": 3, "seed": 7, "engine": None, "out": Path("d"), "resume": True})]
 
 
 def test_the_demo_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
