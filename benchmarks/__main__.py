@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import (
     decision,
@@ -27,6 +28,7 @@ from benchmarks import (
 )
 from benchmarks.measure import Result, hardware
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 Benchmarks = dict[str, list[Callable[[], Awaitable[Result | list[Result]]]]]
@@ -45,7 +47,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "durable": [lambda: durable.measure(folder)],
         "opening": [lambda: opening.measure(folder, events=events)],
         "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
-        "sessions": [lambda: sessions.measure(folder)],
+        **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
     }
 
@@ -72,8 +74,11 @@ def quick(folder: Path) -> Benchmarks:
             lambda: trajectory.measure(folder, count=64, repetitions=3),
             lambda: trajectory.measure_opening(folder, groups=70, repetitions=3),
         ],
-        "sessions": [lambda: sessions.measure(folder, at_once=(8, 16), tokens=4, width=16, repetitions=3)],
+        **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }
+
+
+SMALL: dict[str, Any] = {"at_once": (8, 16), "tokens": 4, "width": 16, "repetitions": 3}
 
 
 async def measured(benchmarks: Benchmarks, names: Sequence[str]) -> list[Result]:
