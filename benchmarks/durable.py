@@ -27,7 +27,7 @@ from benchmarks.measure import Measurement, Result, Spread, interleaved, ratio_o
 from groupstate import Rules
 from groupstate.core import events as ev
 from groupstate.log.codec import encode_items
-from groupstate.log.commit import Entry
+from groupstate.log.commit import Commit
 from groupstate.log.file import FileLog
 from groupstate.runtime.ledger import Ledger
 
@@ -163,9 +163,9 @@ class _Ways:
         commits: list[int] = []
         write = log._commit._write
 
-        def counted(entries: list[Entry]) -> None:
-            commits.append(sum(len(entry.records) for entry in entries))
-            write(entries)
+        def counted(commit: Commit) -> None:
+            commits.append(commit.count)
+            write(commit)
 
         log._commit._write = counted
         spent = await self._posted(log)
@@ -180,8 +180,8 @@ class _Ways:
         database.execute("PRAGMA synchronous=FULL")
         database.execute("CREATE TABLE events (seq INTEGER PRIMARY KEY, event BLOB)")
 
-        def write(entries: list[Entry]) -> None:
-            rows = [(entry.records[0].seq, entry.items) for entry in entries]
+        def write(commit: Commit) -> None:
+            rows = enumerate(commit.items, log.durable_seq + 1)
             database.execute("BEGIN")
             database.executemany("INSERT INTO events VALUES (?, ?)", rows)
             database.execute("COMMIT")

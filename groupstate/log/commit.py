@@ -10,9 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from groupstate.core.events import Record
 from groupstate.errors import LogFailed
 from groupstate.log.waiters import Waiters
 
@@ -23,14 +20,20 @@ post may be larger."""
 _EVERYBODY = float("inf")
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One step for the writer: payloads, then records, then payloads to let go."""
+class Commit:
+    """What is kept in one go: payloads, then a frame of records, then payloads to let go."""
 
-    puts: Sequence[tuple[int, bytes]] = ()
-    records: Sequence[Record] = ()
-    items: bytes = b""
-    """The records, encoded."""
-    freed: Sequence[int] = ()
+    __slots__ = ("count", "freed", "items", "puts", "size")
+
+    def __init__(self) -> None:
+        self.puts: list[tuple[int, bytes]] = []
+        self.items: list[bytes] = []
+        """Records, encoded, a part for each post."""
+        self.count = 0
+        """Of the records."""
+        self.size = 0
+        """Bytes of the records."""
+        self.freed: list[int] = []
 
 
 class GroupCommit:
@@ -44,7 +47,7 @@ class GroupCommit:
         self,
         name: str,
         durable_seq: int,
-        write: Callable[[list[Entry]], None],
+        write: Callable[[Commit], None],
         tidy: Callable[[], bool],
         release: Callable[[], None],
         *,
@@ -57,9 +60,10 @@ class GroupCommit:
         self._inline = inline
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._queue: deque[Entry] = deque()
-        self._unkept: list[Record] = []
-        """Posted and not durable yet."""
+        self._queue: deque[Commit] = deque()
+        """What was posted and isn't taken yet; nearly always one commit, or none."""
+        self._taken: list[Commit] = []
+        """What is being kept; of a log that failed, all that won't be."""
         self._waiters = Waiters()
         self._error: Exception | None = None
         self._told = False
@@ -82,43 +86,57 @@ class GroupCommit:
         if self._error is not None or self._closing:
             raise self._refusal()
 
-    def submit(self, entry: Entry) -> None:
-        """Queue an entry. Never waits; without a thread it is kept when this returns."""
+    def submit(
+        self,
+        items: bytes = b"",
+        count: int = 0,
+        *,
+        puts: Sequence[tuple[int, bytes]] = (),
+        freed: Sequence[int] = (),
+    ) -> None:
+        """Queue a post: `count` records, encoded. Never waits; without a thread it is kept when this returns.
+
+        Raises:
+            LogFailed: nothing can be kept any more, or, without a thread, this couldn't be.
+        """
         # By the lock itself: entering the condition is a call more, and this is done for every event.
         with self._lock:
-            self.check_open()
-            if not self._queue:
+            if self._error is not None or self._closing:
+                raise self._refusal()
+            queue = self._queue
+            if not queue:
+                queue.append(Commit())
                 # Else the writer knows already: it waits only while nothing is queued.
                 self._changed.notify()
-            self._queue.append(entry)
-            self._unkept += entry.records
-            self.last_seq += len(entry.records)
-            if self._thread is None and not self._inline:
-                self._thread = threading.Thread(target=self._run, name="groupstate-log", daemon=True)
-                self._thread.start()
+                if self._thread is None and not self._inline:
+                    self._thread = threading.Thread(target=self._run, name="groupstate-log", daemon=True)
+                    self._thread.start()
+            elif queue[-1].size + len(items) > COMMIT_BYTES_MAX:
+                queue.append(Commit())
+            commit = queue[-1]
+            commit.items.append(items)
+            commit.count += count
+            commit.size += len(items)
+            self.last_seq += count
+            if puts:
+                commit.puts += puts
+            if freed:
+                commit.freed += freed
         if self._inline:
-            self._commit(self._take())
+            self._commit()
             self._tidied()
-
-    def need_kept(self) -> None:
-        """Raises LogFailed where what was submitted should be kept by now, since there is no thread, and isn't."""
-        if self._inline and self.durable_seq < self.last_seq:
-            raise self._refusal()
+            if self.durable_seq < self.last_seq:
+                raise self._refusal()
 
     async def wait(self, seq: int) -> None:
         if seq <= self.durable_seq:
             return
         woken = self._waiters.add(seq)
         # Looked at behind the entry in the list: what happened before it doesn't wake this task.
-        if seq > self.durable_seq and not self._ended:
+        if seq > self.durable_seq and self._error is None and not self._released:
             await woken
         if seq > self.durable_seq:
             raise self._refusal()
-
-    @property
-    def _ended(self) -> bool:
-        """Nothing becomes durable any more. While closing something still does."""
-        return self._error is not None or self._released
 
     async def aclose(self) -> None:
         with self._changed:
@@ -130,7 +148,7 @@ class GroupCommit:
         else:
             await self._finished()
             self._thread.join()
-        if self._unkept and not self._told:
+        if self.durable_seq < self.last_seq and not self._told:
             raise self._refusal()
 
     async def _finished(self) -> None:
@@ -140,10 +158,11 @@ class GroupCommit:
                 break
             await woken
 
-    def unkept(self) -> tuple[int, list[Record]]:
-        """The durable number, and the records posted behind it."""
-        with self._changed:
-            return self.durable_seq, list(self._unkept)
+    def unkept(self) -> tuple[int, list[bytes], int]:
+        """The durable number, and the records posted behind it: encoded, and how many."""
+        with self._lock:
+            items = [part for commit in (*self._taken, *self._queue) for part in commit.items]
+            return self.durable_seq, items, self.last_seq - self.durable_seq
 
     def _refusal(self) -> LogFailed:
         self._told = True
@@ -165,7 +184,7 @@ class GroupCommit:
                 while not self._queue and not self._closing and not more:
                     self._changed.wait()
             if self._queue:
-                self._commit(self._take())
+                self._commit()
             elif self._closing:
                 break
             more = self._tidied()
@@ -179,31 +198,24 @@ class GroupCommit:
             self._fail(error)
             return False
 
-    def _take(self) -> list[Entry]:
-        """The next commit: all that is queued, up to the bound, but at least one entry."""
-        with self._changed:
-            queue = self._queue
-            entries = [queue.popleft()]
-            room = COMMIT_BYTES_MAX - len(entries[0].items)
-            while queue and (room := room - len(queue[0].items)) >= 0:
-                entries.append(queue.popleft())
-            return entries
-
-    def _commit(self, entries: list[Entry]) -> None:
+    def _commit(self) -> None:
+        with self._lock:
+            commit = self._queue.popleft()
+            self._taken.append(commit)
         try:
-            self._write(entries)
+            self._write(commit)
         except Exception as error:  # a full disk, a lost lock or our own fault: all end the log
             self._fail(error)
             return
-        count = sum([len(entry.records) for entry in entries])
-        with self._changed:
-            self.durable_seq += count
-            del self._unkept[:count]
+        with self._lock:
+            self.durable_seq += commit.count
+            self._taken.clear()
         self._waiters.wake(self.durable_seq)
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
             self._error = error
+            self._taken += self._queue
             self._queue.clear()
         self._waiters.wake(_EVERYBODY)
 

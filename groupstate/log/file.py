@@ -19,8 +19,8 @@ from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.errors import BadInput, LogError
 from groupstate.log.checks import check_numbers
-from groupstate.log.codec import encode_items, schema_json, schema_name
-from groupstate.log.commit import Entry, GroupCommit
+from groupstate.log.codec import decode, encode_items, join_items, schema_json, schema_name
+from groupstate.log.commit import Commit, GroupCommit
 from groupstate.log.disk import Disk, OsDisk, make_file
 from groupstate.log.frames import FRAME_BYTES_MAX, checksum_seed
 from groupstate.log.head import HeadWriter, Watermark
@@ -254,13 +254,12 @@ class FileLog:
 
     def post(self, records: Sequence[Record]) -> None:
         self._commit.check_open()
-        check_numbers(records, self.last_seq)
-        items, records = encode_items(records)
+        check_numbers(records, self._commit.last_seq)
+        items, _ = encode_items(records)
         if len(items) > FRAME_BYTES_MAX - _FRAME_ROOM:
             raise LogError(f"{len(items)} bytes in one post are too many; up to {FRAME_BYTES_MAX} can be kept as one")
-        if records:
-            self._commit.submit(Entry(self.payloads.take_new(), records, items))
-            self._commit.need_kept()
+        if items:
+            self._commit.submit(items, len(records), puts=self.payloads.take_new())
 
     def durable(self, seq: int) -> Coroutine[Any, Any, None]:
         return self._commit.wait(seq)
@@ -297,7 +296,8 @@ class FileLog:
         return beginning(self._run.path, disk=self._disk)
 
     def read(self, start: int = 1, stop: int | None = None) -> Iterator[Record]:
-        kept_seq, unkept = self._commit.unkept()
+        kept_seq, items, count = self._commit.unkept()
+        unkept = decode(join_items(items, count), "what isn't written yet")
         cursor = Cursor(self._disk, self._run, self._info.log_id, start, self._known, upcasts=self._upcasts)
         kept = cursor.read(kept_seq if stop is None else min(kept_seq, stop - 1))
         wanted = (record for record in unkept if record.seq >= start and (stop is None or record.seq < stop))
@@ -323,23 +323,22 @@ class FileLog:
     def _free_later(self, keys: list[int]) -> None:
         # In line with the posts: a file may go when what was posted before is durable.
         if self._commit.state == "open":
-            self._commit.submit(Entry(self.payloads.take_new(), freed=keys))
+            self._commit.submit(puts=self.payloads.take_new(), freed=keys)
 
     # In the writer's thread -------------------------------------------------------------------------
 
-    def _keep(self, entries: list[Entry]) -> None:
+    def _keep(self, commit: Commit) -> None:
         now_ns = self._now_ns()
         self._lock.renew(now_ns)
-        puts = [put for entry in entries for put in entry.puts]
-        if puts:
-            self.payloads.write(puts, now_ns)
-        count = sum(len(entry.records) for entry in entries)
-        if count:
+        if commit.puts:
+            self.payloads.write(commit.puts, now_ns)
+        if commit.count:
             first_seq = self.durable_seq + 1
-            self._segments.append([entry.items for entry in entries], count, first_seq, now_ns)
-            self._head.write(first_seq + count - 1)
-            self._keeper.advance(first_seq + count - 1)
-        self.payloads.drop([key for entry in entries for key in entry.freed])
+            last_seq = self.durable_seq + commit.count
+            self._segments.append(commit.items, commit.count, first_seq, now_ns)
+            self._head.write(last_seq)
+            self._keeper.advance(last_seq)
+        self.payloads.drop(commit.freed)
         if self.space is not None:
             self.space.check(now_ns)
 

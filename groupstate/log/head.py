@@ -31,8 +31,8 @@ class Watermark:
     """Which start of the machine wrote it: events that were only handed over are gone after another start."""
 
 
-def _encode(mark: Watermark, seed: int) -> bytes:
-    bare = _SLOT.pack(_SLOT_MAGIC, mark.durable_seq, mark.flushed, mark.boot_crc, seed, 0)[:_CHECKED_BYTES]
+def _encode(durable_seq: int, flushed: bool, boot_crc: int, seed: int) -> bytes:
+    bare = _SLOT.pack(_SLOT_MAGIC, durable_seq, flushed, boot_crc, seed, 0)[:_CHECKED_BYTES]
     return bare + struct.pack("<I", zlib.crc32(bare))
 
 
@@ -68,11 +68,12 @@ class HeadWriter:
 
     def __init__(self, disk: Disk, path: str, mark: Watermark, seed: int) -> None:
         self._disk = disk
-        self._mark = mark
+        self._flushed = mark.flushed
+        self._boot_crc = mark.boot_crc
         self._seed = seed
         self._slot = 0
         # Both slots at once: a higher number left in one of them would be believed.
-        both = _encode(mark, seed) * 2
+        both = _encode(mark.durable_seq, mark.flushed, mark.boot_crc, seed) * 2
         if not disk.exists(path):
             make_file(disk, path, both)
         self._fd = disk.open(path)
@@ -83,8 +84,8 @@ class HeadWriter:
             raise
 
     def write(self, durable_seq: int) -> None:
-        self._mark = Watermark(durable_seq, self._mark.flushed, self._mark.boot_crc)
-        write_all(self._disk, self._fd, _encode(self._mark, self._seed), self._slot * SLOT_BYTES)
+        slot = _encode(durable_seq, self._flushed, self._boot_crc, self._seed)
+        write_all(self._disk, self._fd, slot, self._slot * SLOT_BYTES)
         self._slot = 1 - self._slot
 
     def close(self) -> None:

@@ -55,12 +55,18 @@ class Keeper:
             if self._thread is None and not self._inline:
                 self._thread = threading.Thread(target=self._run_jobs, name="groupstate-keeper", daemon=True)
                 self._thread.start()
-        self.advance(0)
+        self._go_on()
 
     def advance(self, durable_seq: int) -> None:
-        """At least so much is durable now."""
+        """At least so much is durable now. Called by one thread."""
+        if durable_seq > self._durable_seq:
+            self._durable_seq = durable_seq
+        # Looked at behind the number, as the keeper looks at the number behind a job: one of the two sees the other.
+        if self._jobs:
+            self._go_on()
+
+    def _go_on(self) -> None:
         with self._changed:
-            self._durable_seq = max(self._durable_seq, durable_seq)
             self._changed.notify()
         if self._inline:
             while (job := self._next()) is not None:

@@ -202,6 +202,21 @@ async def test_a_payload_that_could_not_be_written_is_cut_off():
     assert len(disk.read(payloads)) == before
 
 
+async def test_a_log_that_failed_still_shows_what_was_posted():
+    disk = FaultyDisk()
+    log = make(disk, inline=False)
+    log.post(weights(1))
+    await log.durable(1)
+    disk.fault = Fault(disk.operation_count + 2)
+    log.post(weights(2))
+    with pytest.raises(LogFailed):
+        await log.durable(2)
+
+    assert (log.last_seq, log.durable_seq) == (2, 1)
+    assert list(log.read()) == weights(1, 2)
+    await close(log)
+
+
 async def test_a_log_that_writes_inside_of_post_tells_of_a_failure_there_and_only_there():
     disk = FaultyDisk()
     log = make(disk)

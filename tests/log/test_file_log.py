@@ -353,6 +353,7 @@ async def test_what_was_queued_behind_a_failed_commit_is_not_written():
     await asyncio.sleep(0)
     disk.gate.set()
     results = await asyncio.gather(*waiters, return_exceptions=True)
+    assert seqs(log.read()) == [1, 2]
     failed_at = disk.operation_count
     await log.aclose()
 

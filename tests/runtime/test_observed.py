@@ -25,6 +25,8 @@ from groupstate.errors import (
     UnknownBatch,
     WeightVersionError,
 )
+from groupstate.log.codec import decode, join_items
+from groupstate.log.commit import Commit
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime.controller import Controller
@@ -679,10 +681,11 @@ def test_a_batch_of_a_log_that_broke_is_given_to_nobody(
     out = Outside(log=log).report("g", "finished", 0.0, 1.0)
     write = log._commit._write
 
-    def full(entries: list[Any]) -> None:
-        if any(isinstance(record.event, kind) for entry in entries for record in entry.records):
+    def full(commit: Commit) -> None:
+        records = decode(join_items(commit.items, commit.count), "the commit")
+        if any(isinstance(record.event, kind) for record in records):
             raise OSError("no space left")
-        write(entries)
+        write(commit)
 
     monkeypatch.setattr(log._commit, "_write", full)
     with pytest.raises(LogFailed):
