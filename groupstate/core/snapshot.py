@@ -6,7 +6,7 @@ Rule 2: fields of what is kept are only ever appended, with a default, as with e
 Rule 3: a book that was restored and one that was replayed are the same in every respect.
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -192,10 +192,10 @@ def restore(taken: Capture) -> Book:
     return book
 
 
-def _departed(ids: Sequence[str], phases: bytes) -> OrderedDict[str, Phase]:
+def _departed(ids: Sequence[str], phases: bytes) -> dict[str, Phase]:
     """Made of the ids alone, as most have one phase; a pair at a time it would take three times as long."""
     [(most, _)] = Counter(phases).most_common(1) or [(0, 0)]
-    departed = OrderedDict.fromkeys(ids, _PHASES[most])
+    departed = dict.fromkeys(ids, _PHASES[most])
     for group_id, phase in zip(ids, phases, strict=True):
         if phase != most:
             departed[group_id] = _PHASES[phase]

@@ -142,6 +142,17 @@ def test_the_oldest_departed_ids_are_forgotten_at_the_bound(monkeypatch: pytest.
     assert story.book.is_taken("a") is None
 
 
+def test_a_group_that_came_back_is_forgotten_in_the_order_in_which_it_leaves_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 2)
+    story = play(*done("a", "b", "c", "d"), "evict a stale", "mark", "sample 1", "commit 1", "evict c stale")
+    assert list(story.book.departed) == ["b", "c"]
+    story.tell("recover at=1", "evict d stale", "evict b stale")
+
+    assert list(story.book.departed) == ["d", "b"]
+
+
 def test_forgetting_a_departed_id_costs_the_same_however_many_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 50_000)
     book = Book()
