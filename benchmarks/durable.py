@@ -91,7 +91,7 @@ class _Ways:
         self._folder = folder
         self._producers = producers
         self._records = records
-        self._items = [encode_items([record])[0] for record in records]
+        self._items = [encode_items([record]) for record in records]
         self._made = 0
         self.commits: list[int] = []
         """Events in each commit of the last log."""

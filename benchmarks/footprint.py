@@ -16,7 +16,7 @@ from benchmarks import stream
 from benchmarks.measure import Result, Spread
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.log.codec import encode_items
+from groupstate.log.codec import read_back
 
 BYTES_MAX = 5_000.0
 ROOT = Path(__file__).parents[1]
@@ -79,7 +79,7 @@ def _but_the_last(events: Iterator[ev.AnyEvent]) -> Iterator[ev.AnyEvent]:
 def _apply(book: Book, events: Iterator[ev.AnyEvent]) -> None:
     """As a log gives them: each decoded anew, so that nothing is shared that wouldn't be."""
     while records := list(islice(stream.records(events, book.last_seq + 1), AT_ONCE)):
-        for record in encode_items(records)[1]:
+        for record in read_back(records):
             book.apply(record)
 
 

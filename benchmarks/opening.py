@@ -145,7 +145,7 @@ def _write_history(place: RunDir, events: int) -> None:
         records = [
             ev.Record(first + at, stream.BEGIN_NS + first, event) for at, event in enumerate(islice(some, count))
         ]
-        segments.append([encode_items(records)[0]], count, first, stream.BEGIN_NS)
+        segments.append([encode_items(records)], count, first, stream.BEGIN_NS)
     segments.close()
     mark = Watermark(events, False, zlib.crc32(boot_id().encode()))
     HeadWriter(disk, place.head, mark, checksum_seed(log_id)).close()

@@ -20,27 +20,48 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(list[Record])
 _SINGLE_DECODER = msgspec.msgpack.Decoder(Record)
 _LOOSE_DECODER = msgspec.msgpack.Decoder()
+_UNUSABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 _KNOWN_TAGS = frozenset(kind.__struct_config__.tag for kind in EVENT_TYPES)
 
 
-def encode_items(records: Sequence[Record]) -> tuple[bytes, list[Record]]:
-    """The records as msgpack without the array around them, and how they read back.
+def encode_items(records: Sequence[Record]) -> bytes:
+    """The records as msgpack without the array around them, which can be read back.
 
     Items of several posts are joined to one array by `join_items`, so that a frame is decoded in one call.
+
+    Raises:
+        LogError: they can't be encoded, or not be read back.
     """
     try:
         if len(records) == 1:
             data = _ENCODER.encode(records[0])
-            return data, [_SINGLE_DECODER.decode(data)]
+            _SINGLE_DECODER.decode(data)
+            return data
         data = _ENCODER.encode(records)
-        again = _DECODER.decode(data)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        kinds = ", ".join(sorted({type(record.event).__name__ for record in records}))
-        raise LogError(
-            f"a post of {kinds} could not be read back from a log: {error}. Nothing was posted; "
-            "check the types of the event's fields where it is made"
-        ) from error
-    return data[_array_header_bytes(len(records)) :], again
+        _DECODER.decode(data)
+    except _UNUSABLE as error:
+        raise _refusal(records, error) from error
+    return data[_array_header_bytes(len(records)) :]
+
+
+def read_back(records: Sequence[Record]) -> list[Record]:
+    """The records as a file would give them back.
+
+    Raises:
+        LogError: as of `encode_items`.
+    """
+    try:
+        return _DECODER.decode(_ENCODER.encode(records))
+    except _UNUSABLE as error:
+        raise _refusal(records, error) from error
+
+
+def _refusal(records: Sequence[Record], error: Exception) -> LogError:
+    kinds = ", ".join(sorted({type(record.event).__name__ for record in records}))
+    return LogError(
+        f"a post of {kinds} could not be read back from a log: {error}. Nothing was posted; "
+        "check the types of the event's fields where it is made"
+    )
 
 
 def _array_header_bytes(count: int) -> int:

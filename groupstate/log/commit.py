@@ -90,7 +90,6 @@ class GroupCommit:
         self,
         items: bytes = b"",
         count: int = 0,
-        *,
         puts: Sequence[tuple[int, bytes]] = (),
         freed: Sequence[int] = (),
     ) -> None:
@@ -99,34 +98,38 @@ class GroupCommit:
         Raises:
             LogFailed: nothing can be kept any more, or, without a thread, this couldn't be.
         """
+        size = len(items)
         # By the lock itself: entering the condition is a call more, and this is done for every event.
         with self._lock:
             if self._error is not None or self._closing:
                 raise self._refusal()
-            queue = self._queue
-            if not queue:
-                queue.append(Commit())
-                # Else the writer knows already: it waits only while nothing is queued.
-                self._changed.notify()
-                if self._thread is None and not self._inline:
-                    self._thread = threading.Thread(target=self._run, name="groupstate-log", daemon=True)
-                    self._thread.start()
-            elif queue[-1].size + len(items) > COMMIT_BYTES_MAX:
-                queue.append(Commit())
-            commit = queue[-1]
+            if not self._queue:
+                self._begin()
+            commit = self._queue[-1]
+            if commit.size + size > COMMIT_BYTES_MAX and commit.size:
+                commit = Commit()
+                self._queue.append(commit)
             commit.items.append(items)
+            commit.size += size
             commit.count += count
-            commit.size += len(items)
             self.last_seq += count
             if puts:
                 commit.puts += puts
             if freed:
                 commit.freed += freed
         if self._inline:
-            self._commit()
+            self._commit(self._take())
             self._tidied()
             if self.durable_seq < self.last_seq:
                 raise self._refusal()
+
+    def _begin(self) -> None:
+        """Queue the first commit, and let the writer know: it waits only while nothing is queued."""
+        self._queue.append(Commit())
+        self._changed.notify()
+        if self._thread is None and not self._inline:
+            self._thread = threading.Thread(target=self._run, name="groupstate-log", daemon=True)
+            self._thread.start()
 
     async def wait(self, seq: int) -> None:
         if seq <= self.durable_seq:
@@ -180,15 +183,25 @@ class GroupCommit:
     def _run(self) -> None:
         more = False
         while True:
-            with self._changed:
-                while not self._queue and not self._closing and not more:
-                    self._changed.wait()
-            if self._queue:
-                self._commit()
+            commit = self._next(wait=not more)
+            if commit is not None:
+                self._commit(commit)
             elif self._closing:
                 break
             more = self._tidied()
         self._finish()
+
+    def _next(self, *, wait: bool) -> Commit | None:
+        """What is queued first; None where nothing is, and nothing will be or needn't be waited for."""
+        with self._changed:
+            while wait and not self._queue and not self._closing:
+                self._changed.wait()
+            return self._take() if self._queue else None
+
+    def _take(self) -> Commit:
+        commit = self._queue.popleft()
+        self._taken.append(commit)
+        return commit
 
     def _tidied(self) -> bool:
         """Do some of what isn't urgent, after those who wait were told; True where more is left."""
@@ -198,10 +211,8 @@ class GroupCommit:
             self._fail(error)
             return False
 
-    def _commit(self) -> None:
-        with self._lock:
-            commit = self._queue.popleft()
-            self._taken.append(commit)
+    def _commit(self, commit: Commit) -> None:
+        """Keep a commit, and tell those who wait."""
         try:
             self._write(commit)
         except Exception as error:  # a full disk, a lost lock or our own fault: all end the log

@@ -152,13 +152,13 @@ class OsDisk:
 
 def write_all(disk: Disk, fd: int, data: bytes, offset: int) -> None:
     """Write all of `data`: a disk may take less than it is given, and say so only by the count."""
-    view = memoryview(data)
-    while view:
-        taken = disk.pwrite(fd, view, offset)
+    written = 0
+    while written < len(data):
+        rest = memoryview(data)[written:] if written else data
+        taken = disk.pwrite(fd, rest, offset + written)
         if taken <= 0:
-            raise OSError(f"the disk took {taken} of {len(view)} bytes at offset {offset}")
-        view = view[taken:]
-        offset += taken
+            raise OSError(f"the disk took {taken} of {len(rest)} bytes at offset {offset + written}")
+        written += taken
 
 
 def read_all(disk: Disk, fd: int, length: int, offset: int = 0) -> bytes:

@@ -253,13 +253,14 @@ class FileLog:
         return self._commit.durable_seq
 
     def post(self, records: Sequence[Record]) -> None:
-        self._commit.check_open()
-        check_numbers(records, self._commit.last_seq)
-        items, _ = encode_items(records)
+        commit = self._commit
+        commit.check_open()
+        check_numbers(records, commit.last_seq)
+        items = encode_items(records)
         if len(items) > FRAME_BYTES_MAX - _FRAME_ROOM:
             raise LogError(f"{len(items)} bytes in one post are too many; up to {FRAME_BYTES_MAX} can be kept as one")
         if items:
-            self._commit.submit(items, len(records), puts=self.payloads.take_new())
+            commit.submit(items, len(records), self.payloads.take_new())
 
     def durable(self, seq: int) -> Coroutine[Any, Any, None]:
         return self._commit.wait(seq)
@@ -338,7 +339,8 @@ class FileLog:
             self._segments.append(commit.items, commit.count, first_seq, now_ns)
             self._head.write(last_seq)
             self._keeper.advance(last_seq)
-        self.payloads.drop(commit.freed)
+        if commit.freed or commit.puts:
+            self.payloads.drop(commit.freed)
         if self.space is not None:
             self.space.check(now_ns)
 

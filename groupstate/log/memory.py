@@ -8,7 +8,7 @@ from itertools import count
 from groupstate.core.events import PayloadRef, Record
 from groupstate.errors import DamagedPayload, LogFailed
 from groupstate.log.checks import check_numbers, check_payload
-from groupstate.log.codec import encode_items
+from groupstate.log.codec import read_back
 from groupstate.log.waiters import Waiters
 
 
@@ -74,7 +74,7 @@ class MemoryLog:
             raise LogFailed("the log is closed")
         check_numbers(records, self.last_seq)
         # Encoded only to find out what a file would refuse, and to give back what a file would give back.
-        self._records += encode_items(records)[1]
+        self._records += read_back(records)
         self._waiters.wake(self.last_seq)
 
     async def durable(self, seq: int) -> None:

@@ -13,7 +13,7 @@ import os
 import threading
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
@@ -215,10 +215,10 @@ class FilePayloads:
 
     # For the log ------------------------------------------------------------------------------------
 
-    def take_new(self) -> list[tuple[int, bytes]]:
+    def take_new(self) -> Sequence[tuple[int, bytes]]:
         """What was put since the last call, for the commit of the next events."""
         if not self._new:
-            return []
+            return ()
         with self._lock:
             taken, self._new = self._new, {}
         return list(taken.items())

@@ -44,18 +44,16 @@ class _Line:
         while others and others[0][0] <= number:
             before, _, future = heapq.heappop(others)
             self._wake_in_order(before)
-            _wake(future)
+            if not future.done():
+                future.set_result(None)
         self._wake_in_order(number)
 
     def _wake_in_order(self, number: float) -> None:
         in_order = self.in_order
         while in_order and in_order[0][0] <= number:
-            _wake(in_order.popleft()[1])
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+            future = in_order.popleft()[1]
+            if not future.done():
+                future.set_result(None)
 
 
 class Waiters:
@@ -67,8 +65,8 @@ class Waiters:
     def add(self, number: float) -> asyncio.Future[None]:
         """A future that is done once `wake` was called with `number` or more. Call it in the waiting task."""
         loop = get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
         line = self._lines.get(loop) or self._new_line(loop)
+        future: asyncio.Future[None] = loop.create_future()
         in_order = line.in_order
         if (not in_order or in_order[-1][0] <= number) and number < FAR:
             in_order.append((number, future))

@@ -16,13 +16,13 @@ from .scenes import RUN, make, weights
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 65_535, 65_536])
 def test_items_of_any_number_can_be_joined(count):
-    items, _ = encode_items(weights(1, count))
+    items = encode_items(weights(1, count))
 
     assert decode(join_items([items], count), "here") == weights(1, count)
 
 
 def test_items_of_several_posts_are_one_array():
-    parts = [encode_items(weights(1, 3))[0], encode_items(weights(4, 20))[0]]
+    parts = [encode_items(weights(1, 3)), encode_items(weights(4, 20))]
 
     assert decode(join_items(parts, 23), "here") == weights(1, 23)
 

@@ -82,7 +82,7 @@ def test_steps_are_taken_one_after_the_other(monkeypatch):
 
 
 def test_a_format_without_steps_is_read_as_it_is():
-    body = encode_items(weights(1, 3))[0]
+    body = encode_items(weights(1, 3))
     whole = join_items([body], 3)
 
     assert Upcasts(0).raised(whole, 0) is whole
@@ -95,7 +95,7 @@ class Untouchable(Upcasts):
 
 
 def test_the_current_format_takes_no_notice_of_steps():
-    body = join_items([encode_items(weights(1, 3))[0]], 3)
+    body = join_items([encode_items(weights(1, 3))], 3)
 
     assert decode(body, "here", upcasts=Untouchable(0, {0: {2: from_text}})) == weights(1, 3)
     assert decode(body, "here", FORMAT, upcasts=Untouchable()) == weights(1, 3)
