@@ -14,6 +14,9 @@ from groupstate.errors import BadInput, BadSettings
 class Index:
     """An integer of a library that Python knows nothing of."""
 
+    def __repr__(self) -> str:
+        return "Index()"
+
     def __index__(self) -> int:
         return 7
 

@@ -159,10 +159,10 @@ def test_forgetting_a_departed_id_costs_the_same_however_many_were_forgotten(mon
     names = iter(range(100_000))
 
     def depart(count: int) -> float:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for name in itertools.islice(names, count):
             book._depart(f"g{name}", Phase.COMMITTED)
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     depart(50_000)
     early = min(depart(100) for _ in range(5))

@@ -183,13 +183,13 @@ async def test_64_requests_at_once_cost_far_less_than_64_in_a_row() -> None:
     engine = TorchEngine(TransformerConfig(vocabulary_size=20, context=64), slots_max=64)
     await engine.generate(ask([1]))
 
-    started = time.perf_counter()
+    started = time.process_time()
     for number in range(64):
         await engine.generate(ask([1, 3 + number % 16]))
-    sequential_s = time.perf_counter() - started
-    started = time.perf_counter()
+    sequential_s = time.process_time() - started
+    started = time.process_time()
     await asyncio.gather(*(engine.generate(ask([1, 3 + number % 16])) for number in range(64)))
-    concurrent_s = time.perf_counter() - started
+    concurrent_s = time.process_time() - started
     await engine.aclose()
 
     assert sequential_s > 4 * concurrent_s

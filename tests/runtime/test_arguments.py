@@ -1,5 +1,6 @@
 """What a run is called with: checked at the door, before anything is changed."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,7 @@ class Half:
         ({"log": "runs/x"}, "log is 'runs/x'; it must be an event log, as FileLog.create('runs/one') or MemoryLog()"),
         ({"log": MemoryLog}, "log is the class MemoryLog; it must be an object of it"),
     ],
-    ids=repr,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", repr(value)),
 )
 @virtual
 async def test_a_setting_of_another_kind_is_refused_before_anything_is_opened(loop, tmp_path, options, text):
