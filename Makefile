@@ -8,6 +8,7 @@ COVERAGE_MIN ?= 100
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+JOBS ?= auto
 
 SHELL = /bin/sh
 .DEFAULT_GOAL = help
@@ -17,6 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
 
 QUICK = not long and not crash and not vllm
+PARALLEL = --numprocesses=$(JOBS) --dist=worksteal
 GATED = groupstate/core/*,groupstate/log/*,groupstate/runtime/*
 SOURCES = $(shell find groupstate -name '*.py') groupstate/py.typed pyproject.toml README.md
 PINS = requirements/constraints.txt requirements/run.txt
@@ -31,6 +33,7 @@ help: ## this list
 	@echo
 	@echo "  PYTHON=python3.12     the Python of new environments (default: the best one found)"
 	@echo "  TORCH=torch==2.9.1    another PyTorch than requirements/torch.txt names"
+	@echo "  JOBS=1                how many tests run at once (default: one on each core)"
 	@echo "  DEMO_ARGS, BENCH_ARGS, PYTEST_ARGS    passed on"
 
 .PHONY: demo
@@ -50,7 +53,7 @@ check: .venv/.installed ## format, lint and types
 .PHONY: test
 test: check ## check, then the tests with the coverage gate
 	@.venv/bin/coverage erase
-	@.venv/bin/coverage run -m pytest --no-header -m '$(QUICK)' $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest --no-header $(PARALLEL) --cov --cov-report= -m '$(QUICK)' $(PYTEST_ARGS)
 	@echo
 	@echo "Branches of core, log and runtime that no test takes (COVERAGE_MIN=$(COVERAGE_MIN)):"
 	@.venv/bin/coverage report --include='$(GATED)' --skip-covered --show-missing --fail-under=$(COVERAGE_MIN)
@@ -67,12 +70,12 @@ $(PYTHONS:%=test-python-%): test-python-%:
 	else \
 		$(MAKE) -s --no-print-directory .venv-$*/.installed && \
 		echo "Testing on Python $*" && \
-		.venv-$*/bin/python -m pytest --no-header -m '$(QUICK)' $(PYTEST_ARGS); \
+		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK)' $(PYTEST_ARGS); \
 	fi
 
 .PHONY: test-long
 test-long: .venv/.installed ## the tests marked long, and every property with more examples
-	@.venv/bin/python -m pytest --no-header -m 'long or (hypothesis and not crash)' --hypothesis-profile=long --timeout=3600 -o faulthandler_timeout=3600 $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest --no-header $(PARALLEL) -m 'long or (hypothesis and not crash)' --hypothesis-profile=long --timeout=3600 -o faulthandler_timeout=3600 $(PYTEST_ARGS)
 
 .PHONY: test-crash
 test-crash: .venv/.installed ## the tests that kill real processes
