@@ -188,6 +188,8 @@ class GroupSubmitted(Event, tag=20, frozen=True):
     """The one version at which the group may be sampled, where the rules select by it."""
     oversample: int = 0
     """How many of the `size` sessions are beyond those that the group needs."""
+    validation_round: bool = False
+    """Submitted by `run.validate`, which alone samples it: nobody else waits for it."""
 
 
 class GroupFinished(Event, tag=21, frozen=True):

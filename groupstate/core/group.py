@@ -115,6 +115,8 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Weight version that was current when the group became terminal; 0 while it isn't."""
     last_seq: int = 0
     last_at_ns: int = 0
+    validation_round: bool = False
+    """Submitted by `run.validate`, which alone samples it."""
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -177,6 +179,7 @@ def submitted(event: ev.GroupSubmitted, seq: int, at_ns: int) -> Group:
         oversample=event.oversample,
         last_seq=seq,
         last_at_ns=at_ns,
+        validation_round=event.validation_round,
     )
 
 

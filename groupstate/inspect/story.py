@@ -144,6 +144,8 @@ class _Teller:
             parts.append(f"made for version {event.target_version}")
         if event.oversample:
             parts.append(f"{event.oversample} more than it needs")
+        if event.validation_round:
+            parts.append("for a validation round")
         return f"{who}: {', '.join(parts)}"
 
     def _own(self, event: ev.AnyEvent, before: Group | None, after: Group | None) -> str:

@@ -105,6 +105,8 @@ def _submitted(event: ev.GroupSubmitted) -> str:
         parts.append(f"for version {event.target_version}")
     if event.oversample:
         parts.append(f"{event.oversample} more than it needs")
+    if event.validation_round:
+        parts.append("for a validation round")
     return f"{name_of(event.group_id)}: {', '.join(parts)}"
 
 

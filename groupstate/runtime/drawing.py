@@ -101,6 +101,7 @@ class Drawing:
         source_position: int = -1,
         weight_version: int | None = None,
         target_version: int | None = None,
+        validation_round: bool = False,
     ) -> str:
         """Record a new group; returns its id.
 
@@ -132,6 +133,7 @@ class Drawing:
                 prompt_length(prompt),
                 target,
                 spare,
+                validation_round,
             )
         )
         self.prompts[group_id] = prompt

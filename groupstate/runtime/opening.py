@@ -316,4 +316,5 @@ def _begin(
     if controller.source is not None and (opened := identity(controller.source)) != book.source:
         run.ledger.record(opened)
     controller.drawing.seek()
+    controller.abandoned.add([group.group_id for group in book.groups.values() if group.validation_round])
     controller.settle()

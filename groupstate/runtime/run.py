@@ -184,18 +184,23 @@ class Run:
         )
 
         check_partition(partition)
-        weight_version = integer_or_none("weight_version", weight_version)
-        target_version = integer_or_none("target_version", target_version)
+        return self._submit(
+            whole,
+            partition=partition,
+            weight_version=integer_or_none("weight_version", weight_version),
+            target_version=integer_or_none("target_version", target_version),
+        )
+
+    def _submit(self, prompt: Prompt, **settings: Any) -> GroupHandle:
+        """As `submit`, of what was checked; `settings` are those of `Drawing.submit`."""
 
         def record() -> GroupHandle:
             self._need_open("submit")
-            new = self._controller.drawing.submit(
-                whole, partition=partition, weight_version=weight_version, target_version=target_version
-            )
+            new = self._controller.drawing.submit(prompt, **settings)
             size = self.book.group(new).size
             # It may have left already by the end of this, if it is lost by the rules.
             self._controller.settle()
-            return GroupHandle(new, size, whole, self)
+            return GroupHandle(new, size, prompt, self)
 
         return self.in_loop(record)
 

@@ -1,6 +1,8 @@
 """A validation round: prompts in, one batch of all their groups out.
 
-Rule: a round leaves nothing behind. Given up at whatever point, its sessions are ended, and its groups leave the book.
+Rule: a round leaves nothing behind. Given up at whatever point, its sessions are ended, and its groups leave the book;
+those of a process that died leave once the run is opened again, and so do those of a round that is undone since the
+run goes back to a mark before it. Whoever asked for the round asks again.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,7 @@ async def validated(
     groups: list[str] = []
     try:
         for prompt in fresh:
-            groups.append(run.submit(prompt, n=size, partition=VALIDATION).id)
+            groups.append(run._submit(prompt, n=size, partition=VALIDATION, validation_round=True).id)
             if sampling is not None and run._rollout is not None:
                 # In time: its sessions start in tasks of their own, once this one waits.
                 run._rollout.params_of[groups[-1]] = sampling

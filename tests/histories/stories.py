@@ -253,6 +253,19 @@ async def own_rule(loop: VirtualLoop, path: Path) -> None:
 # Sync mode --------------------------------------------------------------------------------------------
 
 
+async def validation_rounds(loop: VirtualLoop, path: Path) -> None:
+    """Rounds of validation: one that is undone by a way back, one that counts, and groups that were submitted alone."""
+    common: dict[str, Any] = {"session": answer, "weight_version": 1, "seed": 7}
+    held_out = [Prompt(f"val {i}", "held out", 2, extra={"answer": i}) for i in range(2)]
+    async with on(loop, path, **common) as run:
+        mark = await run.checkpoint()
+        await run.validate(held_out)
+        run.submit(held_out[1], partition="val")
+    async with on(loop, path, resume_at=mark, session=answer) as run:
+        await run.validate(held_out[:1], greedy=True)
+        await run.commit(await run.sample(1, partition="val"))
+
+
 async def sync_mode(loop: VirtualLoop, path: Path) -> None:
     """A sync run with a filter: refills, a surplus, groups with too few values, failed groups that are kept."""
     rules = Rules(
@@ -401,6 +414,7 @@ STORIES = {
         transitions,
         lineages,
         rollout,
+        validation_rounds,
         sync_mode,
         targets,
         waits_for_stale,

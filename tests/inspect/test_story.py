@@ -215,6 +215,12 @@ def test_a_deviation_that_rounds_is_told_as_such() -> None:
     assert "zero_variance: the deviation of acc over 2 values is within tolerance 0.1" in last(records)
 
 
+def test_a_group_of_a_validation_round_says_so() -> None:
+    records = log(submit("a", 1, partition="val", validation_round=True))
+
+    assert texts(story(records, "a"))[0].endswith("for a validation round")
+
+
 def test_a_group_with_spare_sessions_says_how_many_it_needs() -> None:
     rules = Rules(oversample=1)
     records = log(

@@ -49,6 +49,10 @@ WORDS = [
         "a: 2 sessions, val, version 0, by admission, prompt 3 of the source, dataset math, for version 8, "
         "1 more than it needs",
     ),
+    (
+        ev.GroupSubmitted("a", 1, "val", 4, 1, "submit", validation_round=True),
+        "a: 1 session, val, version 4, by submit, for a validation round",
+    ),
     (ev.GroupFinished("a"), "a"),
     (ev.GroupFinished("a", partial=True), "a: partial"),
     (ev.GroupFailed("a", cancelled=True), "a: cancelled"),

@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -12,7 +14,7 @@ from groupstate.engines.scripted import ScriptedEngine
 from groupstate.errors import BadInput, BadSettings, EngineDied, LogFailed, RolloutDied, RunIsClosed, SampleTimeout
 from groupstate.log.file import FileLog
 from groupstate.simulate.faults import Fault, FaultyDisk
-from tests.runtime.scenes import ended, endless, events, finish, half_right, opened, quiet, started, virtual
+from tests.runtime.scenes import ended, endless, events, finish, half_right, killed, opened, quiet, started, virtual
 
 PARAMS = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=12, stop_token_ids=(2,))
 
@@ -353,3 +355,71 @@ async def test_a_round_given_up_by_a_time_out_around_it_is_over_too(loop):
         await quiet()
 
         assert left(run) == NOTHING
+
+
+# After a crash and a way back ------------------------------------------------------------------------
+
+
+@virtual
+async def test_what_a_killed_process_left_of_a_round_is_gone_once_the_run_is_opened_again(loop, tmp_path):
+    async def session(ctx: SessionContext) -> Trajectory:
+        await anyio.sleep(0 if ctx.prompt.content == "ends" else 100)
+        return Trajectory(reward=1.0)
+
+    async with opened(loop, tmp_path / "run", session=session, group_size=2) as run:
+        validating = started(run.validate(["ends", "runs", "pending"]))
+        await quiet()
+        copy = killed(tmp_path / "run")
+        validating.cancel()
+
+    asked: list[str] = []
+
+    async def again(ctx: SessionContext) -> Trajectory:
+        asked.append(ctx.prompt.content)
+        return Trajectory(reward=1.0)
+
+    async with opened(loop, copy, session=again, group_size=2) as run:
+        await quiet()
+
+        assert left(run) == NOTHING
+        assert asked == []
+        await run.validate(["v"])
+        assert asked == ["v", "v"]
+
+
+@virtual
+async def test_a_round_that_was_sampled_and_not_committed_is_gone_after_a_kill(loop, tmp_path):
+    copies: list[Path] = []
+    async with opened(loop, tmp_path / "run", session=half_right) as run:
+        commit = run.commit
+
+        async def killed_before(batch: Any) -> None:
+            copies.append(killed(tmp_path / "run"))
+            await commit(batch)
+
+        run.commit = killed_before  # type: ignore[method-assign]
+        await run.validate(["v"])
+
+    async with opened(loop, copies[0]) as run:
+        assert [event.reason for event in events(run, ev.BatchReturned)] == ["recovery"]
+        assert left(run) == NOTHING
+
+
+@virtual
+async def test_a_round_behind_the_mark_that_the_run_goes_back_to_is_undone_and_gone(loop, tmp_path):
+    async with opened(loop, tmp_path / "run", session=half_right) as run:
+        mark = await run.checkpoint()
+        await run.validate(["v"])
+
+    async with opened(loop, tmp_path / "run", session=half_right, resume_at=mark) as run:
+        assert left(run) == NOTHING
+
+
+@virtual
+async def test_validation_groups_that_the_user_submitted_outlast_a_kill(loop, tmp_path):
+    async with opened(loop, tmp_path / "run") as run:
+        run.submit("v", group_id="own", partition="val")
+        copy = killed(tmp_path / "run")
+
+    async with opened(loop, copy, session=half_right) as run:
+        assert (await run.sample(1, partition="val")).group_ids == ["own"]
