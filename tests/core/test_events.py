@@ -23,7 +23,7 @@ FULL: list[ev.AnyEvent] = [
     ev.RunClosed("SIGTERM"),
     ev.DatasetStarved("math", 4, 2, 7),
     ev.SourceOpened("list", "ListSource", {"size": 10, "epochs": None, "shuffle_seed": 7}),
-    ev.GroupSubmitted("math_1", 4, "train", 7, 2, "refill", "math", 9, REF, 100, 8, 1),
+    ev.GroupSubmitted("math_1", 4, "train", 7, 2, "refill", "math", 9, REF, 100, 8, 1, True),
     ev.GroupFinished("math_1", True),
     ev.GroupFailed("math_1", True),
     ev.GroupEvicted("math_1", ("stale", "zero_variance"), 3, 2, 0.7, "acc", "why"),
@@ -84,7 +84,7 @@ FIRST_FIELDS: dict[str, tuple[int, str]] = {
     "GroupSubmitted": (
         20,
         "group_id size partition weight_version lineage cause dataset source_position prompt prompt_length "
-        "target_version oversample",
+        "target_version oversample validation_round",
     ),
     "GroupFinished": (21, "group_id partial"),
     "GroupFailed": (22, "group_id cancelled"),
