@@ -45,6 +45,10 @@ class Explanation:
     """What keeps the oldest waiting `sample()` from being served; empty if nothing does."""
     unblocked_by: tuple[str, ...]
     """What would let it go on, and who could do it."""
+    evicted: tuple[tuple[str, int], ...] = ()
+    """Groups that were evicted since the last batch, by reason; one with two reasons counts under both."""
+    last_failure: str = ""
+    """The session that failed last, where groups were evicted for that; not told from a log alone."""
 
     def __str__(self) -> str:
         if not self.needed:
@@ -66,6 +70,10 @@ class Explanation:
         ]
         if self.in_flight_count > len(self.in_flight):
             lines.append(f"  and {self.in_flight_count - len(self.in_flight)} more in flight")
+        if self.evicted:
+            gone = ", ".join(f"{reason} {count}" for reason, count in self.evicted)
+            told = f"; the {self.last_failure}" if self.last_failure else ""
+            lines.append(f"evicted since the last batch: {gone}{told}")
         lines += [f"to go on: {way}" for way in self.unblocked_by]
         return "\n".join(lines)
 
@@ -101,6 +109,7 @@ def explain(
         unblocked_by=tuple(_ways(book, rules, request, has_source=has_source, dispatches=dispatches))
         if blocked and request
         else (),
+        evicted=tuple(sorted(book.window(partition).evicted.items())),
     )
 
 

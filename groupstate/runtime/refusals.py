@@ -112,10 +112,9 @@ def _stuck(controller: "Controller", size: int) -> SampleError | None:
 
 def _why_streak(controller: "Controller") -> str:
     """What is most likely behind a streak of evictions."""
-    reasons, failed = controller.streak_reasons, controller.last_failure
-    if failed is not None and (reasons["empty"] or reasons["failed"] or reasons["too_few"]):
-        who = f"session {failed.session} of group {failed.group_id!r}"
-        return f"The last session to fail was {who} ({failed.failure}): {failed.message}"
+    reasons = controller.streak_reasons
+    if told := last_failure(controller, reasons):
+        return f"The {told}"
     if reasons["custom"]:
         return f"Selection {controller.rules.selection!r} drops whatever it is shown"
     single = ""
@@ -125,6 +124,15 @@ def _why_streak(controller: "Controller") -> str:
         f"The tasks are all too easy or too hard, the reward is constant{single}, or the weights move faster than "
         "sessions end"
     )
+
+
+def last_failure(controller: "Controller", reasons: Mapping[str, int]) -> str:
+    """The session that failed last, where groups were evicted for such a reason; else nothing."""
+    failed = controller.last_failure
+    if failed is None or not any(reasons.get(reason) for reason in ("empty", "failed", "too_few")):
+        return ""
+    who = f"session {failed.session} of group {failed.group_id!r}"
+    return f"last session to fail was {who} ({failed.failure}): {failed.message}"
 
 
 def _listed(reasons: Mapping[str, int]) -> str:
@@ -178,10 +186,13 @@ def _not_enough(controller: "Controller", request: OpenRequest) -> NotEnoughGrou
     counts = {"needed": request.size, "sampleable": ready, "in_flight": flying, "older_waiters": ahead}
     older = f", of which older samplers wait for {ahead}" if ahead else ""
     left = ready + flying - ahead
+    evicted = book.window(ev.TRAIN).evicted
+    told = last_failure(controller, evicted)
+    gone = f"; evicted since the last batch: {_listed(evicted)}" if evicted else ""
     advice = f"sample a batch of at most {left}" if left > 0 else "nothing is left: give more prompts, or end the loop"
     return NotEnoughGroups(
         request.size,
         counts,
         f"sample({request.size}) can't be met: the source is exhausted, {ready} groups are sampleable and "
-        f"{flying} in flight{older}; they stay so: {advice}",
+        f"{flying} in flight{older}; they stay so: {advice}{gone}" + (f". The {told}" if told else ""),
     )

@@ -24,7 +24,7 @@ from groupstate.core.trajectory import Trajectory, restored
 from groupstate.errors import BadSettings, DamagedPayload, RunIsClosed, SampleError, SamplerBusy, SampleTimeout
 from groupstate.runtime.controller import Claim, Controller, Waiter
 from groupstate.runtime.logs import Logger
-from groupstate.runtime.refusals import why_never
+from groupstate.runtime.refusals import last_failure, why_never
 
 log = Logger("groupstate.sampler")
 
@@ -146,6 +146,8 @@ class Sampler:
             has_source=self._controller.source is not None,
             dispatches=self._controller.admits,
         )
+        if told := last_failure(self._controller, dict(explanation.evicted)):
+            explanation = attrs.evolve(explanation, last_failure=told)
         if self._controller.turn is None or not explanation.unblocked_by:
             return explanation
         ways = ("the trainer's turn must end: until then the engine generates nothing", *explanation.unblocked_by)

@@ -174,3 +174,11 @@ def test_explaining_is_about_one_partition() -> None:
 
     assert explained(story).needed == 0
     assert explained(story, partition="val").in_flight_count == 1
+
+
+def test_what_was_evicted_since_the_last_batch_is_told_by_reason() -> None:
+    story = play("submit a/1", "submit b/1", "fail a", "fail b", "sample 1", "evict a empty", "evict b empty")
+    found = explained(story)
+
+    assert found.evicted == (("empty", 2),)
+    assert "evicted since the last batch: empty 2\n" in str(found)

@@ -19,6 +19,7 @@ from groupstate import (
     Prompt,
     Rules,
     Select,
+    SessionContext,
     Slots,
     Trajectory,
     open_run,
@@ -305,6 +306,32 @@ async def test_cancelled_at_whatever_await_nothing_is_lost_with_threads_and_a_di
 
 
 # Waits that end otherwise ----------------------------------------------------------------------------
+
+
+async def unable(ctx: SessionContext) -> Trajectory:
+    raise ValueError("no such tool")
+
+
+@virtual
+async def test_a_time_out_tells_which_groups_were_evicted_and_how_a_session_failed_last(loop):
+    async with opened(loop, session=unable, group_size=1) as run:
+        run.submit("a task")
+
+        with pytest.raises(SampleTimeout) as caught:
+            await run.sample(1, timeout_s=5)
+
+    last = "the last session to fail was session 0 of group 'g1' (error): ValueError: no such tool"
+    assert f"evicted since the last batch: empty 1; {last}\n" in str(caught.value)
+
+
+@virtual
+async def test_a_source_whose_last_groups_all_failed_says_how(loop):
+    async with opened(loop, session=unable, source=["a task"], group_size=1) as run:
+        with pytest.raises(NotEnoughGroups) as caught:
+            await run.sample(1)
+
+    last = "The last session to fail was session 0 of group 'g1' (error): ValueError: no such tool"
+    assert str(caught.value).endswith(f"; evicted since the last batch: empty 1. {last}")
 
 
 @virtual
