@@ -41,6 +41,7 @@ from groupstate.engines.port import (
     claim,
     need_in_flight,
     next_state,
+    token_ids_of,
 )
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, RequestRefused
 
@@ -352,7 +353,7 @@ class OpenAIEngine:
                 what = "token ids" if request.prompt_ids else "an empty prompt"
                 raise RequestRefused(f"request {request.id} has {what}; the dialect {self._dialect.name!r} takes texts")
             return ()
-        prompt_ids = tuple(int(token) for token in request.prompt_ids)
+        prompt_ids = tuple(token_ids_of(request.prompt_ids, f"the prompt of request {request.id}", RequestRefused))
         if not prompt_ids:
             what = "a text; give token ids, or a tokenizer to the engine" if request.text else "an empty prompt"
             raise RequestRefused(f"request {request.id} has {what}")

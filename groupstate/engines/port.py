@@ -8,15 +8,18 @@ place each; the next place twice is the same as once, and what skips one is refu
 """
 
 import itertools
+import numbers
+import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 import msgspec
 
+from groupstate.core.arguments import as_integer, shown
 from groupstate.core.events import VersionSpan
-from groupstate.errors import EngineError, RequestRefused
+from groupstate.errors import BadInput, EngineError, GroupstateError, RequestRefused
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
@@ -51,12 +54,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Parameters that not every engine has, by the engine's names, such as vLLM's `top_k`. Refused where unknown."""
 
     def __post_init__(self) -> None:
-        if not (0.0 <= self.temperature < float("inf")):
-            raise ValueError(f"temperature is {self.temperature!r}; it must be finite and at least 0")
-        if not (0.0 < self.top_p <= 1.0):
-            raise ValueError(f"top_p is {self.top_p!r}; it must be above 0 and at most 1")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens!r}; it must be at least 1")
+        if not (_is_number(self.temperature) and 0.0 <= self.temperature < float("inf")):
+            raise ValueError(f"temperature is {self.temperature!r}; it must be a number, finite and at least 0")
+        if not (_is_number(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise ValueError(f"top_p is {self.top_p!r}; it must be a number above 0 and at most 1")
+        if (as_integer(self.max_tokens) or 0) < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens!r}; it must be an integer of at least 1")
+        # One that an engine finds wrong in the middle of a batch would take the others along.
+        if isinstance(self.stop_token_ids, str | bytes) or not _all_integers(self.stop_token_ids):
+            raise ValueError(f"stop_token_ids is {self.stop_token_ids!r}; it must be token ids, such as (2,)")
+        if self.seed is not None and as_integer(self.seed) is None:
+            raise ValueError(f"seed is {self.seed!r}; it must be an integer, or None for none")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _all_integers(values: Any) -> bool:
+    return isinstance(values, Collection) and all(as_integer(value) is not None for value in values)
 
 
 _numbers = itertools.count(1)
@@ -102,13 +118,53 @@ def need_no_extra(request: Request, engine: str) -> None:
         )
 
 
+def token_ids_of(given: Any, what: str, error: type[GroupstateError] = BadInput) -> list[int]:
+    """Token ids as Python's own integers, whatever they came in: a list, an array, a tensor of one dimension.
+
+    Args:
+        what: what they are, for the text of the error.
+
+    Raises:
+        BadInput, or `error`: it is something else, such as a text or chat messages.
+    """
+    try:
+        if isinstance(given, str | bytes | Mapping):
+            raise TypeError
+        return list(map(operator.index, given))
+    except TypeError:
+        raise error(f"{what} is {_kind(given)}; it must be token ids{_way(given)}") from None
+
+
+def _kind(given: Any) -> str:
+    if isinstance(given, str):
+        return f"the text {shown(given)}"
+    if _is_chat(given):
+        return "a list of messages"
+    return f"{type(given).__name__} {shown(given)}"
+
+
+def _way(given: Any) -> str:
+    """How one comes to token ids from there."""
+    if isinstance(given, str):
+        return ", such as tokenizer.encode(text)"
+    if isinstance(given, Mapping) and "input_ids" in given:
+        return "; give its 'input_ids'"
+    if _is_chat(given):
+        return ", such as your tokenizer's apply_chat_template(messages, add_generation_prompt=True, return_dict=False)"
+    return ""
+
+
+def _is_chat(given: Any) -> bool:
+    return isinstance(given, list | tuple) and bool(given) and all(isinstance(one, Mapping) for one in given)
+
+
 def checked_prompt(request: Request, *, context: int, vocabulary_size: int) -> list[int]:
     """The prompt's token ids.
 
     Raises:
         RequestRefused: none, or too many, or one that isn't in the vocabulary.
     """
-    prompt_ids = [int(token) for token in request.prompt_ids]
+    prompt_ids = token_ids_of(request.prompt_ids, f"the prompt of request {request.id}", RequestRefused)
     if not prompt_ids:
         raise RequestRefused(f"request {request.id} has an empty prompt; give at least one token, such as bos")
     if len(prompt_ids) >= context:

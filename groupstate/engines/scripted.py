@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import attrs
 
+from groupstate.core.arguments import shown
 from groupstate.core.events import VersionSpan
 from groupstate.engines.port import (
     FinishReason,
@@ -25,6 +26,7 @@ from groupstate.engines.port import (
     need_in_flight,
     need_no_extra,
     next_state,
+    token_ids_of,
 )
 from groupstate.errors import EngineDied, EngineError, RequestRefused
 
@@ -199,6 +201,11 @@ class ScriptedEngine:
         await anyio.sleep(self.start_s)
         if isinstance(answer, BaseException):
             raise answer
+        if isinstance(answer, str):
+            raise EngineError(
+                f"the script's answer to request {request.id} is the text {shown(answer)}; it must be token ids, such "
+                "as tokenizer.encode(text)"
+            )
         room = None if self._context is None else self._context - len(request.prompt_ids)
         length_max = request.params.max_tokens if room is None else min(request.params.max_tokens, room)
         # Not a loop over the answer: new weights may make the row begin anew.
@@ -234,13 +241,14 @@ class ScriptedEngine:
 
     def _check(self, request: Request) -> None:
         need_no_extra(request, "scripted")
-        if not request.prompt_ids:
+        prompt_ids = token_ids_of(request.prompt_ids, f"the prompt of request {request.id}", RequestRefused)
+        if not prompt_ids:
             raise RequestRefused(f"request {request.id} has an empty prompt; give at least one token, such as bos")
-        if any(token < 0 for token in request.prompt_ids):
-            raise RequestRefused(f"request {request.id} has a token below 0: {min(request.prompt_ids)}")
-        if self._context is not None and len(request.prompt_ids) >= self._context:
+        if min(prompt_ids) < 0:
+            raise RequestRefused(f"request {request.id} has a token below 0: {min(prompt_ids)}")
+        if self._context is not None and len(prompt_ids) >= self._context:
             raise RequestRefused(
-                f"the prompt of request {request.id} has {len(request.prompt_ids)} tokens; the context of "
+                f"the prompt of request {request.id} has {len(prompt_ids)} tokens; the context of "
                 f"{self._context} needs room for at least one more"
             )
 

@@ -12,7 +12,7 @@ import attrs
 from groupstate.core.events import VersionSpan
 from groupstate.core.prompt import Prompt
 from groupstate.core.trajectory import Trajectory
-from groupstate.engines.port import Engine, Generation, Request, SamplingParams
+from groupstate.engines.port import Engine, Generation, Request, SamplingParams, token_ids_of
 from groupstate.errors import BadSettings, EngineError
 from groupstate.runtime.functions import call_problem, named
 from groupstate.runtime.transcript import Transcript
@@ -77,9 +77,14 @@ class SessionContext:
         return Transcript(self, self.prompt_ids(prompt))
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a text by the engine's tokenizer; token ids as they are."""
+        """Token ids of a text by the engine's tokenizer; token ids as they are.
+
+        Raises:
+            BadInput: it is neither, such as a list of chat messages.
+            EngineError: a text, and the engine has no tokenizer.
+        """
         if not isinstance(prompt, str):
-            return list(prompt)
+            return token_ids_of(prompt, "the prompt")
         tokenizer = self._engine.tokenizer
         if tokenizer is None:
             raise EngineError("this engine has no tokenizer, so it takes token ids and no text")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupstate.core.events import VersionSpan
 from groupstate.core.trajectory import Trajectory
-from groupstate.engines.port import FinishReason, Generation
+from groupstate.engines.port import FinishReason, Generation, token_ids_of
 from groupstate.errors import EngineError, SessionStateError
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class Transcript:
                 the special tokens that a tokenizer puts around whole texts.
 
         Raises:
+            BadInput: it is neither.
             EngineError: a text, and the engine has no tokenizer.
             SessionStateError: an answer is under way.
         """
@@ -110,7 +111,7 @@ class Transcript:
         if isinstance(observation, str):
             token_ids, text = self._encoded(observation), observation
         else:
-            token_ids = list(map(operator.index, observation))
+            token_ids = token_ids_of(observation, "the observation")
             text = self._decoded(token_ids)
         if not token_ids:
             return

@@ -476,8 +476,13 @@ async def test_two_calls_with_one_request_at_a_time_are_refused_too(make: Make) 
 
 @pytest.mark.parametrize(
     ("prompt_ids", "complaint"),
-    [((), "empty prompt"), ((1,) * CONTEXT, f"context of {CONTEXT}"), ((1, -1), "-1")],
-    ids=["empty", "too long", "below zero"],
+    [
+        ((), "empty prompt"),
+        ((1,) * CONTEXT, f"context of {CONTEXT}"),
+        ((1, -1), "-1"),
+        ("ab", "the text 'ab'; it must be token ids"),
+    ],
+    ids=["empty", "too long", "below zero", "a text"],
 )
 async def test_bad_prompts_are_refused_before_anything_is_queued(
     make: Make, prompt_ids: tuple[int, ...], complaint: str

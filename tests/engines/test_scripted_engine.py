@@ -45,3 +45,10 @@ async def test_published_weights_can_be_looked_at() -> None:
     await engine.publish_weights({"w": 1}, 7)
 
     assert engine.published == [(7, {"w": 1})]
+
+
+async def test_an_answer_that_is_a_text_is_refused_by_name() -> None:
+    engine = ScriptedEngine(lambda prompt_ids: "ab", tokenizer=CharTokenizer("abc"))  # type: ignore[arg-type,return-value]
+
+    with pytest.raises(EngineError, match=r"the script's answer to request r\d+ is the text 'ab'; .*encode"):
+        await engine.generate(Request([1]))

@@ -12,7 +12,7 @@ from groupstate.core.trajectory import checked
 from groupstate.engines.port import Engine, Generation, Request
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.engines.tokenizer import CharTokenizer
-from groupstate.errors import EngineError, RequestRefused, SessionStateError, UnusableResult
+from groupstate.errors import BadInput, EngineError, RequestRefused, SessionStateError, UnusableResult
 from tests.runtime.scenes import events, opened, quiet, started, virtual
 
 LETTERS = CharTokenizer("abcdefghijklmnopqrstuvwxyz ")
@@ -55,6 +55,20 @@ def valid(trajectory: Trajectory) -> Trajectory:
     """The same, as the door of the log lets it in."""
     (row,) = checked(trajectory, session=0, group_id="g")
     return row
+
+
+@pytest.mark.parametrize("begin", [SessionContext.transcript, SessionContext.prompt_ids])
+def test_chat_messages_are_no_prompt_and_a_way_is_named(begin: Any) -> None:
+    with pytest.raises(BadInput, match=r"the prompt is a list of messages; .*apply_chat_template"):
+        begin(answering([3]), [{"role": "user", "content": "hello"}])
+
+
+def test_an_observation_that_is_neither_text_nor_tokens_is_named_and_leaves_nothing() -> None:
+    t = answering([3]).transcript([1, 2])
+
+    with pytest.raises(BadInput, match="the observation is NoneType None; it must be token ids"):
+        t.observe(None)  # type: ignore[arg-type]
+    assert len(t) == 2
 
 
 # Turns -----------------------------------------------------------------------------------------------
@@ -415,7 +429,7 @@ async def test_log_probs_that_do_not_fit_the_tokens_are_refused(loop):
 @virtual
 async def test_token_ids_are_integers(loop):
     t = answering([10]).transcript([1])
-    with pytest.raises(TypeError):
+    with pytest.raises(BadInput, match="must be token ids"):
         t.observe([1.5])
 
     assert t.token_ids == [1]

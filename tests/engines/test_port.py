@@ -1,0 +1,66 @@
+"""What goes into every engine: settings and token ids that can't be are named before an engine sees them."""
+
+from array import array
+from typing import Any
+
+import pytest
+
+from groupstate import SamplingParams
+from groupstate.engines.port import token_ids_of
+from groupstate.errors import BadInput, EngineError
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("temperature", "1", "temperature is '1'; it must be a number, finite and at least 0"),
+        ("temperature", True, "temperature is True; it must be a number, finite and at least 0"),
+        ("top_p", None, "top_p is None; it must be a number above 0 and at most 1"),
+        ("max_tokens", 2.5, "max_tokens is 2.5; it must be an integer of at least 1"),
+        ("max_tokens", 0, "max_tokens is 0; it must be an integer of at least 1"),
+        ("stop_token_ids", 2, "stop_token_ids is 2; it must be token ids, such as (2,)"),
+        ("stop_token_ids", "ab", "stop_token_ids is 'ab'; it must be token ids, such as (2,)"),
+        ("stop_token_ids", ["]"], "stop_token_ids is [']']; it must be token ids, such as (2,)"),
+        ("seed", "a", "seed is 'a'; it must be an integer, or None for none"),
+    ],
+)
+def test_a_sampling_parameter_of_another_kind_is_named(field: str, value: Any, text: str) -> None:
+    with pytest.raises(ValueError, match="must be") as refused:
+        SamplingParams(**{field: value})
+
+    assert str(refused.value) == text
+
+
+def test_stop_tokens_may_be_any_collection_of_integers() -> None:
+    assert SamplingParams(stop_token_ids=[2, 3]).stop_token_ids == [2, 3]  # type: ignore[arg-type]
+
+
+CHAT = [{"role": "user", "content": "1 + 1 = ?"}]
+TEMPLATE = "your tokenizer's apply_chat_template(messages, add_generation_prompt=True, return_dict=False)"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("1+1", "the prompt is the text '1+1'; it must be token ids, such as tokenizer.encode(text)"),
+        (b"ab", "the prompt is bytes b'ab'; it must be token ids"),
+        (None, "the prompt is NoneType None; it must be token ids"),
+        ([1, 2.5], "the prompt is list [1, 2.5]; it must be token ids"),
+        ({"input_ids": [1]}, "the prompt is dict {'input_ids': [1]}; it must be token ids; give its 'input_ids'"),
+        (CHAT, f"the prompt is a list of messages; it must be token ids, such as {TEMPLATE}"),
+    ],
+)
+def test_what_is_no_token_ids_is_refused_with_a_way_to_them(given: Any, text: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        token_ids_of(given, "the prompt")
+
+    assert str(refused.value) == text
+
+
+def test_token_ids_may_come_in_whatever_holds_integers() -> None:
+    assert token_ids_of(array("i", [3, 1]), "the prompt") == [3, 1]
+
+
+def test_the_error_is_the_one_that_is_asked_for() -> None:
+    with pytest.raises(EngineError, match="an answer is NoneType None"):
+        token_ids_of(None, "an answer", EngineError)
