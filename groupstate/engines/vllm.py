@@ -255,6 +255,9 @@ class VllmEngine:
                 await self._changed.wait()
             if self._is_own:
                 self._is_own = False
+                if self.llm.output_handler is not None:
+                    # While vLLM shuts down it would take the end of the process for a death, and log a traceback.
+                    self.llm.output_handler.cancel()
                 await anyio.to_thread.run_sync(self.llm.shutdown)
         self._files.close()
 
