@@ -502,7 +502,7 @@ class OpenAIEngine:
     # The end ---------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Streams are closed, servers are left as they are."""
+        """Streams are closed, servers are left as they are; what was written to `weights_dir` goes."""
         self._closed = True
         self._end_all(lambda: EngineDied("the engine is closed"))
         await carried(self._close())
@@ -512,6 +512,7 @@ class OpenAIEngine:
             await self._changed.wait()
         async with self._acting:
             await self._fleet.aclose()
+            await self._checkpoints.aclose()
 
     def _die(self, error: EngineDied) -> None:
         if self._end is None and not self._closed:

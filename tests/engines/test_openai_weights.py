@@ -701,7 +701,7 @@ async def test_live_weights_need_a_folder(server: HttpServer) -> None:
             await engine.publish_weights({"a": 1}, 1)
 
 
-async def test_live_weights_become_a_folder_that_goes_when_the_next_is_there(
+async def test_live_weights_become_a_folder_that_goes_when_the_next_is_there_or_the_engine_ends(
     server: HttpServer, tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -723,8 +723,19 @@ async def test_live_weights_become_a_folder_that_goes_when_the_next_is_there(
             await engine.publish_weights({"a": torch.zeros(3)}, 3)
         with pytest.raises(EngineError, match="not finite"):
             await engine.publish_weights({"a": torch.full((2, 3), torch.nan), "b": torch.zeros(4)}, 3)
+        assert os.listdir(tmp_path / "weights") == [Path(folders[1]).name]
 
-    assert [folder.name for folder in (tmp_path / "weights").iterdir()] == [Path(folders[1]).name]
+    assert os.listdir(tmp_path / "weights") == []
+
+
+async def test_a_checkpoint_that_was_published_as_a_folder_stays_when_the_engine_ends(
+    server: HttpServer, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "step 1", a=[2])
+    async with OpenAIEngine(server.url) as engine:
+        await engine.publish_weights(folder, 1)
+
+    assert (folder / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("weights", [{"a": 1}, {"a": object()}])

@@ -90,6 +90,11 @@ class Checkpoints:
         if before is not None and before.weights != given.weights:
             await self.refused(before)
 
+    async def aclose(self) -> None:
+        """What was written goes: servers have read it, and nobody is left to give it to them again."""
+        if self._given is not None:
+            await self.refused(self._given)
+
     async def refused(self, given: Given) -> None:
         """Nobody needs them: what was written for them goes."""
         if given.checkpoint is not None:
