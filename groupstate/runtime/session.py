@@ -167,7 +167,8 @@ def describe(error: BaseException) -> str:
     """An exception as a failure's text: its type and message, and what caused it."""
     text = _told(error)
     cause = error.__cause__
-    return f"{text} (from {_told(cause)})" if cause is not None else text
+    # A cause that the text repeats, as that of a dead engine, isn't said twice.
+    return text if cause is None or (told := _told(cause)) in text else f"{text} (from {told})"
 
 
 def _told(error: BaseException) -> str:

@@ -62,6 +62,17 @@ async def test_a_failure_names_its_cause(loop):
 
 
 @virtual
+async def test_a_cause_that_the_failure_repeats_is_not_said_twice(loop):
+    async def session(ctx):
+        cause = ConnectionError("refused")
+        raise RuntimeError(f"no judge: {type(cause).__name__}: {cause}") from cause
+
+    (end,) = await outcome(loop, session)
+
+    assert end.message == "RuntimeError: no judge: ConnectionError: refused"
+
+
+@virtual
 async def test_an_endless_message_is_cut(loop):
     (end,) = await outcome(loop, raising(ValueError("x" * 1_000_000)))
 
