@@ -150,6 +150,7 @@ async def open_run(
         if prompts is not None and not source_changed:
             check_same(ledger.book, prompts)
         _begin(run, event_log, weight_version, resume_at, on_rewind, seed)
+        run._compare_engine()
     except BaseException:
         if event_log is not None:
             with anyio.CancelScope(shield=True):

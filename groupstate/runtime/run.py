@@ -75,6 +75,8 @@ class Run:
         self._thread = threading.get_ident()
         self._publishing = anyio.Lock()
         """One publication at a time, or the engine could end with other weights than the run says."""
+        self._engine_told = False
+        """Whether it was said that the engine has other weights."""
         self._closing: asyncio.Task[None] | None = None
         self._close_told = False
         self._log_gone = False
@@ -296,6 +298,23 @@ class Run:
                     raise BadSettings("this run's engine has no publish_weights, so it takes none; leave weights out")
                 await self.engine.publish_weights(weights, weight_version)
             self.ledger.publish(weight_version)
+            self._compare_engine()
+
+    def _compare_engine(self) -> None:
+        """Say it, once, where the engine generates under other weights than the run's current ones: its tokens are
+        labelled by what it says, and nothing else would show it."""
+        theirs = getattr(self.engine, "weight_version", None)
+        if theirs in (None, self.weight_version):
+            self._engine_told = False
+        elif not self._engine_told:
+            self._engine_told = True
+            log.warning(
+                "the engine generates under another weight version than the run's",
+                engine_version=theirs,
+                run_version=self.weight_version,
+                help=f"publish_weights({self.weight_version}, weights) gives the engine its weights, or make it with "
+                f"them and weight_version={self.weight_version}",
+            )
 
     def trainer_turn(self, *, sleep: bool = True) -> TrainerTurn:
         """Let trainer and engine take turns on one device: `async with run.trainer_turn() as turn:`.
