@@ -26,11 +26,11 @@ from groupstate.core.shelf import has_rows
 from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
 from groupstate.errors import CustomRuleError, DamagedPayload, EvictionStreak, LogFailed
 from groupstate.log.space import Space
+from groupstate.logs import Logger
 from groupstate.runtime import refusals
 from groupstate.runtime.abandoned import Abandoned
 from groupstate.runtime.drawing import Drawing
 from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger, cut
-from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import describe
 from groupstate.runtime.sources import Source
 

@@ -16,9 +16,9 @@ from groupstate.core import events as ev
 from groupstate.core.group import Group
 from groupstate.core.phases import Phase
 from groupstate.errors import LogFailed
+from groupstate.logs import Logger
 from groupstate.runtime.controller import Controller, Signal
 from groupstate.runtime.ledger import Ending
-from groupstate.runtime.logs import Logger
 
 log = Logger("groupstate.deadlines")
 

@@ -9,8 +9,8 @@ from groupstate.core.book import Book
 from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, encoded_prompt, prompt_length
 from groupstate.core.supply import next_dataset, next_target, refill_target
 from groupstate.errors import BadInput, DuplicateGroup, LogFailed
+from groupstate.logs import Logger
 from groupstate.runtime.ledger import Ledger
-from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import describe
 from groupstate.runtime.sources import MixedSource, Source
 

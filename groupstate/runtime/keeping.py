@@ -13,8 +13,8 @@ from groupstate.core.snapshot import capture, encoded
 from groupstate.errors import BadSettings
 from groupstate.log.retention import Keep
 from groupstate.log.snapshots import Parts, SnapshotInfo
+from groupstate.logs import Logger
 from groupstate.runtime.ledger import Ledger
-from groupstate.runtime.logs import Logger
 
 log = Logger("groupstate.keeping")
 

@@ -18,7 +18,7 @@ from groupstate.core.rules import Rules
 from groupstate.core.trajectory import checked, payload_of, record_of
 from groupstate.errors import LogError, LogFailed, SessionStateError, UnknownGroup, UnusableResult, WeightVersionError
 from groupstate.log.port import EventLog
-from groupstate.runtime.logs import Logger
+from groupstate.logs import Logger
 
 log = Logger("groupstate.ledger")
 

@@ -37,11 +37,11 @@ from groupstate.core.supply import refill_room
 from groupstate.core.trajectory import WEIGHT_VERSION_MAX, record_without_tokens
 from groupstate.errors import BadInput, BadSettings, LogError, LogFailed, UnusableResult
 from groupstate.log.port import EventLog
+from groupstate.logs import Logger
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Claim, Controller
 from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import MESSAGE_CHARS_MAX, Ledger
-from groupstate.runtime.logs import Logger
 from groupstate.runtime.sampler import Sampler
 
 log = Logger("groupstate.observed")

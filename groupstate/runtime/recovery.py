@@ -21,8 +21,8 @@ from groupstate.core.snapshot import decoded, restore
 from groupstate.errors import BadMark, BadSettings, CompactedLog, UnsupportedLog
 from groupstate.log.port import EventLog
 from groupstate.log.snapshots import Snapshot
+from groupstate.logs import Logger
 from groupstate.runtime.ledger import Ledger
-from groupstate.runtime.logs import Logger
 from groupstate.version import VERSION
 
 log = Logger("groupstate.recovery")

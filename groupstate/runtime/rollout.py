@@ -29,10 +29,10 @@ from groupstate.errors import (
     RequestRefused,
     UnusableResult,
 )
+from groupstate.logs import Logger
 from groupstate.runtime.controller import Controller, Signal
 from groupstate.runtime.deadlines import timed_out
 from groupstate.runtime.ledger import DOUBLINGS_MAX, Ending
-from groupstate.runtime.logs import Logger
 from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
 
 log = Logger("groupstate.rollout")

@@ -35,11 +35,11 @@ from groupstate.errors import (
     RunIsClosed,
 )
 from groupstate.log.space import LOOK_EVERY_NS, Space
+from groupstate.logs import Logger
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.handles import GroupHandle
 from groupstate.runtime.ledger import CANCELLED, Ledger
-from groupstate.runtime.logs import Logger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.sampler import Sampler, check_partition

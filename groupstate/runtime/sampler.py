@@ -22,8 +22,8 @@ from groupstate.core.group import Group
 from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.core.trajectory import Trajectory, restored
 from groupstate.errors import BadSettings, DamagedPayload, RunIsClosed, SampleError, SamplerBusy, SampleTimeout
+from groupstate.logs import Logger
 from groupstate.runtime.controller import Claim, Controller, Waiter
-from groupstate.runtime.logs import Logger
 from groupstate.runtime.refusals import last_failure, why_never
 
 log = Logger("groupstate.sampler")

@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 
 from groupstate.errors import BadSettings
-from groupstate.runtime.logs import Logger
+from groupstate.logs import Logger
 from groupstate.runtime.run import Run
 
 log = Logger("groupstate.signals")

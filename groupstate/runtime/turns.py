@@ -26,7 +26,7 @@ import anyio.lowlevel
 
 from groupstate.engines.port import Engine, Weights
 from groupstate.errors import BadSettings, EngineError
-from groupstate.runtime.logs import Logger
+from groupstate.logs import Logger
 from groupstate.runtime.session import describe
 
 if TYPE_CHECKING:

@@ -264,6 +264,32 @@ async def test_a_server_that_dies_fails_what_is_under_way_and_keeps_what_waits(s
     assert [len(answer.token_ids) for answer in answers if isinstance(answer, Generation)] == [4] * 3
 
 
+async def test_a_server_that_goes_and_comes_back_is_told_once_each(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with OpenAIEngine(server.url) as engine:
+        await server.stop()
+        waiting = asyncio.create_task(engine.generate(ask()))
+        await anyio.sleep(0.8)  # It is asked several times meanwhile.
+        await server.start()
+        await waiting
+
+    gone, back = (record.getMessage() for record in caplog.records)
+    assert gone.startswith(f"event='a server is out of use' url='{server.url}' problem=")
+    assert "servers_left=0" in gone
+    assert back.startswith(f"event='a server is in use again' url='{server.url}'")
+
+
+async def test_a_server_that_is_busy_is_nothing_to_warn_of(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.faults.append(Fault(429))
+    async with OpenAIEngine(server.url) as engine:
+        await engine.generate(ask())
+
+    assert caplog.records == []
+
+
 async def test_an_engine_whose_servers_stay_away_dies_for_everybody_at_once(servers: list[HttpServer]) -> None:
     engine = OpenAIEngine(urls(servers), reconnect_s=0.5)
     await engine.start()

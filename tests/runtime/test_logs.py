@@ -5,7 +5,7 @@ import logging
 import pytest
 import structlog
 
-from groupstate.runtime.logs import Logger
+from groupstate.logs import Logger
 
 log = Logger("groupstate.test")
 

@@ -25,6 +25,9 @@ from groupstate.engines.http.tasks import loose
 from groupstate.engines.http.weights import Given
 from groupstate.engines.port import State, Weights
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable
+from groupstate.logs import Logger
+
+log = Logger("groupstate.engines.openai")
 
 CARE_S_MAX = 5.0
 """Longest pause between two looks at a server that is out of rotation."""
@@ -96,7 +99,7 @@ class Fleet:
         async def meet(replica: Replica) -> None:
             try:
                 await self._meet(replica)
-                self.router.enter(replica)
+                self._enter(replica)
             except NotReached as error:
                 problems[replica.url] = EngineError(f"no server answers at {replica.url}: {error}")
             except (Broken, EngineError) as error:
@@ -139,7 +142,24 @@ class Fleet:
         replica.failures += 1
         replica.reachable = reachable
         self._take_out(replica, problem)
+        if pause_s is None:
+            # One that asks for a pause is busy, and that is nothing to warn of.
+            self._tell(replica)
         self._look_after(replica, replica.pause_s if pause_s is None else pause_s)
+
+    def _tell(self, replica: Replica) -> None:
+        """Say that a server is out, and why; once for each reason, since it is asked again and again."""
+        if replica.problem == replica.told or self._closed:
+            return
+        replica.told = replica.problem
+        others = len(self.router.in_rotation)
+        log.warning("a server is out of use", url=replica.url, problem=replica.problem, servers_left=others)
+
+    def _enter(self, replica: Replica) -> None:
+        self.router.enter(replica)
+        if replica.told:
+            replica.told = ""
+            log.warning("a server is in use again", url=replica.url, weight_version=replica.version)
 
     def _take_out(self, replica: Replica, problem: str) -> None:
         self.router.leave(replica, problem)
@@ -194,8 +214,9 @@ class Fleet:
         else:
             # Weights may have been published since.
             if replica.version == self.version:
-                self.router.enter(replica)
+                self._enter(replica)
                 return True
+        self._tell(replica)
         self._give_up_if_due()
         return False
 

@@ -49,6 +49,8 @@ class Replica:
     """A connection failed since it was last asked which weights it has: it may have been started anew."""
     problem: str = "it wasn't asked yet"
     """Why it is out of rotation."""
+    told: str = ""
+    """The problem that was logged last, since it was last in rotation."""
     failures: int = 0
     """In a row."""
     root: str | None = None
