@@ -221,10 +221,13 @@ def _tensor_bytes(name: str, tensor: Any, dtype: str, what: str) -> memoryview:
 
 def _need_names(found: Set[str], needed: Checkpoint, what: str) -> None:
     optional = {OUTPUT} if needed.tied else set()
+    unknown = sorted(found - needed.headers.keys() - optional)
+    stranger = f"has {_shown(unknown)}, which the model doesn't have" if unknown else ""
     if missing := sorted(needed.headers.keys() - found - optional):
-        raise EngineError(f"{what} lacks {_shown(missing)}")
-    if unknown := sorted(found - needed.headers.keys() - optional):
-        raise EngineError(f"{what} has {_shown(unknown)}, which the model doesn't have")
+        # Both, since wrappers, such as torch.compile's, put something before every name.
+        raise EngineError(f"{what} lacks {_shown(missing)}" + (f", and {stranger}" if stranger else ""))
+    if stranger:
+        raise EngineError(f"{what} {stranger}")
 
 
 def _need_shape(name: str, shape: tuple[int, ...], own: Header, what: str) -> None:

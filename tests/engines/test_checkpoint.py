@@ -117,6 +117,15 @@ def test_missing_weights_are_named_and_many_are_counted(tmp_path: Path) -> None:
         write_checkpoint({}, model, WHAT, tmp_path)
 
 
+def test_names_with_something_before_them_are_shown_beside_those_that_are_needed(tmp_path: Path) -> None:
+    model = read_checkpoint(folder(tmp_path / "model", {"layer.0": ("F32", [1])}))
+
+    with pytest.raises(
+        EngineError, match=r"lacks 'layer\.0', and has '_orig_mod\.layer\.0', which the model doesn't have$"
+    ):
+        write_checkpoint({"_orig_mod.layer.0": torch.zeros(1)}, model, WHAT, tmp_path)
+
+
 def test_a_shard_of_a_tensor_is_refused_with_what_would_be_whole(model: Checkpoint, tmp_path: Path) -> None:
     class Shard(torch.Tensor):
         def full_tensor(self) -> torch.Tensor:

@@ -448,7 +448,8 @@ async def test_where_no_server_takes_them_the_version_stays_and_so_do_the_weight
     async with OpenAIEngine(urls(servers), weight_version=1) as engine:
         await engine.publish_weights("/weights/v2", 2)
         with pytest.raises(
-            EngineError, match=r"no server took .* version 3: .*v3 doesn't fit.*; version 2 stays"
+            EngineError,
+            match=r"no server took .* version 3: .*v3 doesn't fit.*folder /weights/v3 under .*; version 2 stays",
         ) as caught:
             await engine.publish_weights("/weights/v3", 3)
         assert not isinstance(caught.value, EngineDied)

@@ -284,7 +284,9 @@ class Vllm(Dialect):
                 "give the engine publish=..., which brings them by a way of your own"
             )
         if not loaded.ok:
-            raise EngineError(f"reload_weights: {loaded.words}")
+            raise EngineError(
+                f"reload_weights: {loaded.words} (the server must see the folder {folder} under this path)"
+            )
         # What is in the cache was computed under the old weights.
         reset = await client.post("/reset_prefix_cache", timeout_s=ASK_S)
         if not reset.ok or reset.json().get("success") is False:
