@@ -79,12 +79,13 @@ def test_a_run_that_has_ended_can_be_trained_further(finished, tmp_path):
     assert violations(read_log(folder)) == []
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_stopped_by_a_signal_it_goes_on_from_its_last_checkpoint(tmp_path, number):
     run = tmp_path / "run"
     running = subprocess.Popen([sys.executable, "-c", PROGRAM, str(run)], stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not (run / "checkpoint.pt").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(1)
