@@ -114,7 +114,7 @@ UNSAFE = ["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "mars
 """Opening data with these runs code from the data."""
 
 LOOSE_TASKS = {
-    "engines/http/tasks.py": "weights that a server is loading, and the search for one that is down, outlive the call",
+    "engines/tasks.py": "weights that are being loaded, and the search for a server that is down, outlive the call",
     "runtime/rollout.py": "a task group would wait for ever for a session that ignores its cancellation",
     "runtime/turns.py": "an engine must get through a change of its state, whoever is cancelled while he waits for it",
     "runtime/run.py": "a run must close to the end, whoever is cancelled while he waits for it",

@@ -28,7 +28,6 @@ from groupstate.engines.http.dialects import DIALECTS, Ask, DialectName
 from groupstate.engines.http.fleet import Fleet, Publish, ReplicaView, replicas_of
 from groupstate.engines.http.routing import Replica
 from groupstate.engines.http.rows import Row
-from groupstate.engines.http.tasks import carried, guarded
 from groupstate.engines.http.weights import Checkpoints, Given
 from groupstate.engines.port import (
     FinishReason,
@@ -43,6 +42,7 @@ from groupstate.engines.port import (
     next_state,
     token_ids_of,
 )
+from groupstate.engines.tasks import carried, guarded
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, RequestRefused
 
 TAIL_S = 5.0
@@ -403,8 +403,12 @@ class OpenAIEngine:
             self._check_alive()
             state = next_state(self._state, call)
             if state != self._state:
-                await carried(work())
-                self._enter(state)
+                await carried(self._changed_to(state, work))
+
+    async def _changed_to(self, state: State, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """The servers' state and the engine's: whoever is cancelled meanwhile leaves them the same."""
+        await work()
+        self._enter(state)
 
     async def _pause(self) -> None:
         self._enter("paused")  # First, so that nothing new begins.
@@ -437,21 +441,27 @@ class OpenAIEngine:
     async def publish_weights(self, weights: Weights, weight_version: int) -> None:
         """As the port says. Once servers are being given weights, it goes on to the end even if it is cancelled."""
         self._check_alive()
+        scope = anyio.CancelScope()
         try:
-            if not self._fleet.takers:
-                await self._fleet.ready()
-            given = await self._prepared(weights, weight_version)
-            try:
-                await self._publish_given(given)
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await self._checkpoints.refused(given)
-                raise
-            await self._checkpoints.taken(given)
+            await guarded(self._publish_unless(scope, weights, weight_version), scope.cancel)
         except EngineDied:
             raise
         except EngineError as error:
             raise EngineError(f"{error}; version {self.weight_version} stays") from error
+
+    async def _publish_unless(self, given_up: anyio.CancelScope, weights: Weights, weight_version: int) -> None:
+        """In a task of its own, which nothing but the scope ends, and that only before the servers hear of it."""
+        with given_up:
+            if not self._fleet.takers:
+                await self._fleet.ready()
+            given = await self._prepared(weights, weight_version)
+            settle = self._checkpoints.refused
+            try:
+                await self._publish_given(given)
+                settle = self._checkpoints.taken
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await settle(given)
 
     async def _publish_given(self, given: Given) -> None:
         self._publishing_count += 1
@@ -464,7 +474,8 @@ class OpenAIEngine:
                 async with self._acting:
                     self._check_alive()
                     if not self._must_finish_first():
-                        await carried(self._swap(given))
+                        with anyio.CancelScope(shield=True):
+                            await self._swap(given)
                         return
         finally:
             self._publishing_count -= 1

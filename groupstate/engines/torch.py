@@ -35,6 +35,7 @@ from groupstate.engines.port import (
     next_state,
 )
 from groupstate.engines.slots import SlotBatch
+from groupstate.engines.tasks import carried
 from groupstate.engines.transformer import Transformer, TransformerConfig
 from groupstate.errors import EngineDied, EngineError, Unsupported
 
@@ -205,14 +206,20 @@ class TorchEngine:
         self._state = next_state(self._state, call)
 
     async def publish_weights(self, weights: Weights, weight_version: int) -> None:
-        """As the port says; once called, the publication happens even if the wait for it is cancelled."""
+        """As the port says. A publication that is cancelled before the weights are in force is withdrawn."""
         checked = self._checked_weights(weights, weight_version)
         applied: asyncio.Future[None] = _future()
         with self._changed:
             self._check_alive()
             self._published.append((checked, weight_version, applied))
             self._wake_worker()
-        await applied
+        try:
+            await applied
+        finally:
+            with self._changed:
+                # They may wait for requests under way, and nobody would know of them any more.
+                self._published = [published for published in self._published if published[2] is not applied]
+                self._changed.notify()
 
     async def aclose(self) -> None:
         with self._changed:
@@ -221,8 +228,7 @@ class TorchEngine:
             self._changed.notify()
         _post(outcomes)
         if self._thread.ident is not None:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._thread.join)
+            await carried(anyio.to_thread.run_sync(self._thread.join))
 
     # The loop's side -------------------------------------------------------------------------------
 

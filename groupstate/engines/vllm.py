@@ -34,6 +34,7 @@ from groupstate.engines.port import (
     need_in_flight,
     next_state,
 )
+from groupstate.engines.tasks import carried, guarded
 from groupstate.engines.tokenizer import TransformersTokenizer
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, MissingExtra, RequestRefused
 
@@ -179,7 +180,7 @@ class VllmEngine:
         claim(request)
         row = self._rows[request.id] = _Row()
         try:
-            output = await self._output(request, row, tokens_input(prompt_ids), params)
+            output = await guarded(self._output(request, row, tokens_input(prompt_ids), params), row.scope.cancel)
         finally:
             del self._rows[request.id]
             if self._closed:
@@ -231,34 +232,42 @@ class VllmEngine:
             EngineDied: and vLLM could not load the old ones either.
         """
         self._check_alive()
-        async with self._lock:
-            self._check_alive()
-            await self._label_first()
-            checkpoint = await self._checked_weights(weights, f"the weights of version {weight_version}")
-            self._publishing = True
-            self._publication_count += 1
-            try:
-                await self._stop_for_publication()
-                with anyio.CancelScope(shield=True):
-                    await self._take(checkpoint, weight_version)
-            finally:
-                self._publishing = False
-                self._tell()
-                self._files.discard_other(checkpoint)
+        scope = anyio.CancelScope()
+        await guarded(self._publish_unless(scope, weights, weight_version), scope.cancel)
+
+    async def _publish_unless(self, given_up: anyio.CancelScope, weights: Weights, weight_version: int) -> None:
+        """In a task of its own, which nothing but the scope ends, and that only before vLLM is given weights."""
+        with given_up:
+            async with self._lock:
+                self._check_alive()
+                await self._label_first()
+                checkpoint = await self._checked_weights(weights, f"the weights of version {weight_version}")
+                self._publishing = True
+                self._publication_count += 1
+                try:
+                    await self._stop_for_publication()
+                    with anyio.CancelScope(shield=True):
+                        await self._take(checkpoint, weight_version)
+                finally:
+                    self._publishing = False
+                    self._tell()
+                    self._files.discard_other(checkpoint)
 
     async def aclose(self) -> None:
         """As the port says; ends vLLM too if it was started here."""
         self._closed = True
         self._release_rows()
-        with anyio.CancelScope(shield=True):
-            while self._rows:
-                await self._changed.wait()
-            if self._is_own:
-                self._is_own = False
-                if self.llm.output_handler is not None:
-                    # While vLLM shuts down it would take the end of the process for a death, and log a traceback.
-                    self.llm.output_handler.cancel()
-                await anyio.to_thread.run_sync(self.llm.shutdown)
+        await carried(self._close())
+
+    async def _close(self) -> None:
+        while self._rows:
+            await self._changed.wait()
+        if self._is_own:
+            self._is_own = False
+            if self.llm.output_handler is not None:
+                # While vLLM shuts down it would take the end of the process for a death, and log a traceback.
+                self.llm.output_handler.cancel()
+            await anyio.to_thread.run_sync(self.llm.shutdown)
         self._files.close()
 
     # Requests --------------------------------------------------------------------------------------
@@ -297,7 +306,8 @@ class VllmEngine:
             raise self._refusal(request, error) from error
 
     async def _output(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
-        """What vLLM made of it; None if it never came there."""
+        """What vLLM made of it; None if it never came there. In a task of its own, which nothing but the row's scope
+        ends."""
         while True:
             try:
                 output = await self._attempt(request, row, prompt, params)
@@ -393,9 +403,12 @@ class VllmEngine:
             self._check_alive()
             state = next_state(self._state, call)
             if state != self._state:
-                with anyio.CancelScope(shield=True):
-                    await self._call(work())
-                self._state = state
+                await carried(self._changed_to(state, work))
+
+    async def _changed_to(self, state: State, work: Callable[[], Awaitable[Any]]) -> None:
+        """vLLM's state and the engine's: whoever is cancelled meanwhile leaves them the same."""
+        await self._call(work())
+        self._state = state
 
     async def _fall_asleep(self) -> None:
         await self.llm.sleep(level=self._sleep_level, mode="keep")

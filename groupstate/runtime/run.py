@@ -296,7 +296,7 @@ class Run:
                     raise BadSettings("this run has no engine to give the weights to; leave weights out")
                 if not hasattr(self.engine, "publish_weights"):
                     raise BadSettings("this run's engine has no publish_weights, so it takes none; leave weights out")
-                await self.engine.publish_weights(weights, weight_version)
+                await self._give(self.engine, weights, weight_version)
             self.ledger.publish(weight_version)
             self._compare_engine()
 
@@ -315,6 +315,21 @@ class Run:
                 help=f"publish_weights({self.weight_version}, weights) gives the engine its weights, or make it with "
                 f"them and weight_version={self.weight_version}",
             )
+
+    async def _give(self, engine: Engine, weights: Weights, weight_version: int) -> None:
+        """To the engine. Where it has them although the wait was cancelled the run says so too: else another
+        publication could give the same version to other weights."""
+        before = engine.weight_version
+        try:
+            await engine.publish_weights(weights, weight_version)
+        except asyncio.CancelledError:
+            if engine.weight_version == weight_version != before:
+                try:
+                    self.ledger.publish(weight_version)
+                except LogFailed as error:
+                    # The caller has his cancellation; who waits for the run hears of the log.
+                    self._controller.die(error)
+            raise
 
     def trainer_turn(self, *, sleep: bool = True) -> TrainerTurn:
         """Let trainer and engine take turns on one device: `async with run.trainer_turn() as turn:`.

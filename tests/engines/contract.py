@@ -258,6 +258,45 @@ async def test_a_consumer_cancelled_at_any_moment_leaves_nothing_behind(make: Ma
         assert await kind.requests_left(engine) == 0
 
 
+@pytest.mark.parametrize(
+    ("before", "call"),
+    [
+        ((), "pause"),
+        (("pause",), "sleep"),
+        (("pause", "sleep"), "wake"),
+        (("pause",), "resume"),
+        ((), "publish_weights"),
+        (("pause", "sleep"), "publish_weights"),
+    ],
+)
+async def test_a_call_cancelled_at_any_moment_leaves_an_engine_that_is_what_it_says(
+    make: Make, kind: Kind, before: tuple[str, ...], call: str
+) -> None:
+    engine = make()
+    for steps in range(12):
+        under_way = [asyncio.create_task(engine.generate(ask())) for _ in range(2)]
+        for earlier in before:
+            await getattr(engine, earlier)()
+        arguments = (kind.weights(), 2 * steps + 1) if call == "publish_weights" else ()
+        task = asyncio.create_task(getattr(engine, call)(*arguments))
+        for _ in range(steps):
+            await anyio.lowlevel.checkpoint()
+        for _ in range(3):  # As somebody in a hurry does.
+            task.cancel()
+            await anyio.lowlevel.checkpoint()
+        await asyncio.gather(task, return_exceptions=True)
+        with anyio.fail_after(20):
+            if engine.state == "asleep":
+                await engine.wake()
+            await engine.resume()
+            for generation in [*await asyncio.gather(*under_way), await engine.generate(ask())]:
+                check(generation)
+
+        assert generation.spans[-1].weight_version == engine.weight_version
+        await engine.publish_weights(kind.weights(), 2 * steps + 2)
+        assert (await engine.generate(ask())).spans[-1].weight_version == 2 * steps + 2
+
+
 async def test_nothing_is_generated_while_paused(make: Make, kind: Kind) -> None:
     engine, request = make(), ask(max_tokens=kind.long)
     under_way = asyncio.create_task(engine.generate(request))

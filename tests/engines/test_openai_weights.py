@@ -739,6 +739,24 @@ async def test_a_checkpoint_that_was_published_as_a_folder_stays_when_the_engine
     assert (folder / "model.safetensors").exists()
 
 
+async def test_the_folder_of_weights_in_force_stays_whoever_was_cancelled_meanwhile(
+    server: HttpServer, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    async with OpenAIEngine(server.url, weights_dir=tmp_path) as engine:
+        for version in range(1, 40):
+            publishing = asyncio.create_task(engine.publish_weights({"a": torch.full((2,), float(version))}, version))
+            await anyio.sleep(version * 0.0002)
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
+
+            assert len(os.listdir(tmp_path)) <= 1
+            assert (server.weights == "as started") == (engine.weight_version == 0)
+            if engine.weight_version:
+                assert os.listdir(tmp_path) == [Path(server.weights).name]
+        assert engine.weight_version > 0
+
+
 @pytest.mark.parametrize("weights", [{"a": 1}, {"a": object()}])
 async def test_what_is_no_tensor_is_named(server: HttpServer, tmp_path: Path, weights: dict[str, Any]) -> None:
     pytest.importorskip("torch")

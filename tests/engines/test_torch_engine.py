@@ -96,6 +96,23 @@ def _check_spans(prompt: list[int], generation: Generation, models: dict[int, Tr
         assert generation.log_probs[span.start : span.stop] == pytest.approx(expected[span.start : span.stop], abs=1e-9)
 
 
+async def test_a_publication_that_is_cancelled_while_it_waits_is_withdrawn() -> None:
+    engine = TorchEngine(CONFIG, in_flight="keep")
+    request = ask((1, 2), max_tokens=300)
+    under_way = asyncio.create_task(engine.generate(request))
+    while request.id not in engine._rows or not engine._rows[request.id].token_ids:  # noqa: ASYNC110
+        await asyncio.sleep(0.0005)
+    publishing = asyncio.create_task(engine.publish_weights(Transformer(CONFIG, seed=5).state_dict(), 1))
+    await asyncio.sleep(0)
+    publishing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
+    await under_way
+
+    assert (await engine.generate(ask((1, 2), max_tokens=2))).spans[0].weight_version == 0
+    await engine.aclose()
+
+
 async def test_rows_that_leave_early_do_not_disturb_those_that_stay(engine: TorchEngine) -> None:
     requests = [ask([1, 3 + number % 9], max_tokens=1 + 13 * number % 40) for number in range(40)]
     async with asyncio.TaskGroup() as tasks:

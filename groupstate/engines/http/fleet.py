@@ -21,9 +21,9 @@ import attrs
 from groupstate.engines.http.client import Broken, Client, NotReached
 from groupstate.engines.http.dialects import Dialect, Untouched
 from groupstate.engines.http.routing import QUIET_S, Replica, Router
-from groupstate.engines.http.tasks import loose
 from groupstate.engines.http.weights import Given
 from groupstate.engines.port import State, Weights
+from groupstate.engines.tasks import loose
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable
 from groupstate.logs import Logger
 

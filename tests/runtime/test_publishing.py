@@ -1,0 +1,80 @@
+"""Publications of weights: the run and its engine agree on the version, whoever is cancelled meanwhile."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from groupstate import open_run
+from groupstate.engines.port import Weights
+from groupstate.engines.scripted import ScriptedEngine
+from groupstate.engines.tasks import carried
+from groupstate.errors import LogFailed
+from groupstate.log.file import FileLog
+from groupstate.simulate.faults import Fault, FaultyDisk
+from tests.runtime.scenes import quiet, started, virtual
+
+
+class Thorough(ScriptedEngine):
+    """Carries a publication to its end, which takes a second, whoever is cancelled."""
+
+    async def publish_weights(self, weights: Weights, weight_version: int) -> None:
+        await carried(self._publish(weights, weight_version))
+
+    async def _publish(self, weights: Weights, weight_version: int) -> None:
+        await asyncio.sleep(1.0)
+        await super().publish_weights(weights, weight_version)
+
+
+async def cancelled(publishing: "asyncio.Task[Any]") -> bool:
+    await quiet()
+    publishing.cancel()
+    await asyncio.wait({publishing})
+    return publishing.cancelled()
+
+
+@virtual
+async def test_weights_that_the_engine_has_are_published_though_nobody_waits(loop):
+    engine = Thorough([])
+    async with open_run(engine=engine, clock_ns=loop.clock_ns) as run:
+        assert await cancelled(started(run.publish_weights(3, {})))
+
+        assert engine.weight_version == run.weight_version == 3
+
+
+@virtual
+async def test_weights_that_the_engine_does_not_have_are_not_published(loop):
+    engine = ScriptedEngine([], in_flight="keep", token_s=1.0)
+    async with open_run(engine=engine, clock_ns=loop.clock_ns) as run:
+        publishing = started(run.publish_weights(3, {}))
+        await asyncio.sleep(0)
+        publishing.cancel()
+        await asyncio.wait({publishing})
+
+        assert publishing.cancelled()
+        assert engine.weight_version == run.weight_version == 0
+
+
+@virtual
+async def test_a_version_that_the_engine_had_before_says_nothing_of_new_weights(loop):
+    engine = Thorough([], weight_version=3)
+    async with open_run(engine=engine, clock_ns=loop.clock_ns) as run:
+        assert await cancelled(started(run.publish_weights(3, {})))
+
+        assert run.weight_version == 0
+
+
+@virtual
+async def test_a_cancellation_of_a_publication_is_not_replaced_by_a_broken_log(loop):
+    disk = FaultyDisk()
+    log = FileLog.create("/runs/one", disk=disk, inline=True)
+    with pytest.raises(LogFailed):
+        async with open_run(log=log, engine=Thorough([]), clock_ns=loop.clock_ns) as run:
+            publishing = started(run.publish_weights(3, {}))
+            await quiet()
+            disk.fault = Fault(disk.operation_count + 1, once=False)
+            with pytest.raises(LogFailed):
+                run.submit("p")
+                run.submit("p")
+
+            assert await cancelled(publishing)
