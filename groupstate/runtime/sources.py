@@ -56,7 +56,11 @@ class ListSource:
             prompts: `Prompt`s, rows (dicts with a "prompt", as in a file) or bare contents.
             epochs: passes over the prompts; None for no end.
             shuffle_seed: None keeps the order; else epoch e has the permutation of (seed, e).
+
+        Raises:
+            BadInput: they are a set.
         """
+        _need_order(prompts)
         self.name = name
         self.position = 0
         self._prompts = prompts
@@ -106,6 +110,7 @@ class IteratorSource:
     """Prompts from any iterable. Seeking draws and drops, so the iterable must begin anew on each start."""
 
     def __init__(self, prompts: Iterable[Any], *, name: str = "iterator") -> None:
+        _need_order(prompts)
         self.name = name
         self.position = 0
         self._prompts: Iterator[Any] = iter(prompts)
@@ -121,6 +126,18 @@ class IteratorSource:
             raise BadInput(f"{self.name} is at prompt {self.position} and can't go back to {position}")
         for _ in itertools.islice(self._prompts, position - self.position):
             self.position += 1
+
+
+def _need_order(prompts: Iterable[Any]) -> None:
+    """
+    Raises:
+        BadInput: they are a set, whose order is another one in each process.
+    """
+    if isinstance(prompts, set | frozenset):
+        raise BadInput(
+            f"{shown(prompts)} is a {type(prompts).__name__}, and the order of one differs from process to process, so "
+            "a run that is opened again would skip some prompts and repeat others; give a list, such as sorted(prompts)"
+        )
 
 
 class FunctionSource:

@@ -327,3 +327,18 @@ async def test_a_row_that_cannot_be_used_is_told_with_its_place(loop):
     async with opened(loop, source=[ROW, {"prompt": "p", "n": "four"}], session=half_right) as run:
         with pytest.raises(SourceFailed, match="source 'list' failed at prompt 1: BadInput: the row has n = 'four'"):
             await run.sample(2)
+
+
+@pytest.mark.parametrize("prompts", [{"a", "b"}, frozenset({"a"}), {"math": {"a", "b"}}])
+def test_a_set_has_no_order_to_go_on_in(prompts):
+    with pytest.raises(BadInput, match=r"is a (set|frozenset), and .*; give a list, such as sorted\(prompts\)"):
+        as_source(prompts)
+
+
+def test_a_list_source_of_a_set_is_refused_too():
+    with pytest.raises(BadInput, match="is a set"):
+        ListSource({"a"})
+
+
+def test_the_keys_of_a_dict_have_an_order():
+    assert as_source({"b": 1, "a": 2}.keys()).draw().content == "b"
