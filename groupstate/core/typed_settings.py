@@ -3,6 +3,7 @@
 Rule: checked where they are made, because they are written into logs: what can't be read back must not get there.
 """
 
+import functools
 import math
 import numbers
 import types
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
 import msgspec
-from msgspec.structs import fields, force_setattr
+from msgspec.structs import FieldInfo, fields, force_setattr
 
 from groupstate.core.arguments import as_integer, shown
 from groupstate.core.near import nearest
@@ -19,6 +20,12 @@ from groupstate.errors import BadSettings
 
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "None"}
 PLURALS = {int: "integers", float: "numbers", str: "strings"}
+
+
+@functools.cache
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+    """Looked up once: it takes longer than to check them, and sessions make settings for each answer."""
+    return fields(kind)
 
 
 class _Made(msgspec.StructMeta):
@@ -29,7 +36,7 @@ class _Made(msgspec.StructMeta):
         for name in settings:
             if name not in cls.__struct_fields__:
                 raise BadSettings(unknown_key(name, cls.__struct_fields__, cls.__name__))
-        by_name = fields(typing.cast(type[msgspec.Struct], cls))[len(values) :]
+        by_name = _fields_of(typing.cast(type[msgspec.Struct], cls))[len(values) :]
         if missing := [field.name for field in by_name if field.required and field.name not in settings]:
             raise BadSettings(f"{cls.__name__} needs {missing[0]}: {cls.__name__}({missing[0]}=...)")
         try:
@@ -55,13 +62,17 @@ class Settings(msgspec.Struct, metaclass=_Made, frozen=True, kw_only=True, forbi
     LEAST: ClassVar[Mapping[str, float]] = {}
     """Settings that are numbers, with the least value of each."""
     MOST: ClassVar[Mapping[str, float]] = {}
+    AS_GIVEN: ClassVar[frozenset[str]] = frozenset()
+    """Settings that are somebody else's to check, and are kept as they were given."""
 
     def contradictions(self) -> Sequence[str]:
         """What only whoever writes such settings anew is told, since logs that are kept may hold it."""
         return ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):
+        for field in _fields_of(type(self)):
+            if field.name in self.AS_GIVEN:
+                continue
             force_setattr(self, field.name, typed(self.WHERE + field.name, field.type, getattr(self, field.name)))
         for name, least in self.LEAST.items():
             problem = bound_problem(self.WHERE + name, getattr(self, name), least, self.MOST.get(name))
@@ -135,9 +146,11 @@ def bound_problem(name: str, value: float | None, least: float, most: float | No
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and others as Python's own."""
+    """Numbers of numpy and others as Python's own, by themselves or in a list."""
     if isinstance(value, bool):
         return value
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
     whole = as_integer(value)
     if whole is not None:
         return whole

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from groupstate.core.arguments import shown
 from groupstate.errors import EngineError
 
 HEADER_BYTES_MAX = 100_000_000
@@ -52,6 +53,16 @@ class Checkpoint:
     def discard(self) -> None:
         if self.is_ours:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def folder_named(name: str, value: Any) -> Path:
+    """
+    Raises:
+        EngineError: it isn't what names a folder.
+    """
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or not os.fspath(value):
+        raise EngineError(f"{name} is {shown(value)}; it must be the name of a folder")
+    return Path(value)
 
 
 def model_folder(model: str, revision: str | None, cache: str | None) -> Path:
@@ -169,6 +180,7 @@ def _fitting(weights: Mapping[str, Any], like: Checkpoint, what: str) -> dict[st
             raise EngineError(f"{name!r} of {what} is a {type(tensor).__name__}; it must be a tensor")
         if hasattr(tensor, "full_tensor"):
             raise EngineError(f"{name!r} of {what} is a shard; give its full_tensor()")
+        _need_plain(name, tensor, what)
     chosen = {name: tensor for name, tensor in weights.items() if not _is_second_name(name, weights, like)}
     _need_names(chosen.keys(), like, what)
     for name, tensor in chosen.items():
@@ -211,17 +223,41 @@ def _tensor_bytes(name: str, tensor: Any, dtype: str, what: str) -> memoryview:
     """One at a time, so that a model is never in memory once more."""
     import torch
 
-    if not bool(tensor.isfinite().all()):
-        raise EngineError(f"{name!r} of {what} has values that are not finite")
-    stored = tensor.detach().to("cpu", getattr(torch, DTYPES[dtype][0])).contiguous().reshape(-1)
-    if not bool(stored.isfinite().all()):
-        raise EngineError(f"{name!r} of {what} has values that are too large for {dtype}, in which the model has it")
+    stored = plain_tensor(name, tensor, getattr(torch, DTYPES[dtype][0]), what).to("cpu").contiguous().reshape(-1)
     return memoryview(stored.view(torch.uint8).numpy())
+
+
+def plain_tensor(name: str, tensor: Any, dtype: Any, what: str) -> Any:
+    """A tensor of a trainer's as one of the type that the model has it in.
+
+    Raises:
+        EngineError: it has no numbers that could stand there: integers, a layout of its own, not finite.
+    """
+    import torch
+
+    _need_plain(name, tensor, what)
+    as_stored = tensor.detach().to(dtype)
+    if not bool(as_stored.isfinite().all()):
+        if bool(tensor.to(torch.float64).isfinite().all()):
+            short = str(dtype).removeprefix("torch.")
+            raise EngineError(
+                f"{name!r} of {what} has values that are too large for {short}, in which the model has it"
+            )
+        raise EngineError(f"{name!r} of {what} has values that are not finite")
+    return as_stored
+
+
+def _need_plain(name: str, tensor: Any, what: str) -> None:
+    import torch
+
+    if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
+        kind = "on no device" if tensor.is_meta else f"of {tensor.dtype} and {tensor.layout}"
+        raise EngineError(f"{name!r} of {what} is {kind}; it must be a plain tensor of floating-point numbers")
 
 
 def _need_names(found: Set[str], needed: Checkpoint, what: str) -> None:
     optional = {OUTPUT} if needed.tied else set()
-    unknown = sorted(found - needed.headers.keys() - optional)
+    unknown = sorted(found - needed.headers.keys() - optional, key=str)
     stranger = f"has {_shown(unknown)}, which the model doesn't have" if unknown else ""
     if missing := sorted(needed.headers.keys() - found - optional):
         # Both, since wrappers, such as torch.compile's, put something before every name.
@@ -255,7 +291,7 @@ class WeightFiles:
             scratch: Where tensors are written; None is the system's folder for temporary files.
         """
         self._find_model = find_model
-        self._scratch = None if scratch is None else Path(scratch)
+        self._scratch = None if scratch is None else folder_named("scratch", scratch)
         self._model: Checkpoint | None = None
         self._loaded: Checkpoint | None = None
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 
+from groupstate.core.arguments import boolean, seconds, shown, string
 from groupstate.engines.http.answers import Failed, Garbage, Lacking, Piece
 from groupstate.engines.http.client import Broken, NoEvents, NotReached, Stream
 from groupstate.engines.http.dialects import DIALECTS, Ask, DialectName
@@ -38,7 +39,11 @@ from groupstate.engines.port import (
     Tokenizer,
     Weights,
     claim,
+    need_count_or_none,
     need_in_flight,
+    need_request,
+    need_tokenizer,
+    need_version,
     next_state,
     token_ids_of,
 )
@@ -93,24 +98,32 @@ class OpenAIEngine:
             slots_max: Requests at one server at once; the others wait here. None: servers have queues of their own.
             stall_s: A stream that gives nothing for so long has failed.
             reconnect_s: How long servers may be down or busy; then the engine has died.
+
+        Raises:
+            EngineError: an argument that can't be.
         """
-        if dialect not in DIALECTS:
-            raise EngineError(f"dialect is {dialect!r}; it must be one of {', '.join(map(repr, DIALECTS))}")
-        if slots_max is not None and slots_max < 1:
-            raise EngineError(f"slots_max is {slots_max}; it must be at least 1")
-        if not (stall_s > 0 and reconnect_s >= 0):
+        if dialect not in list(DIALECTS):
+            raise EngineError(f"dialect is {shown(dialect)}; it must be one of {', '.join(map(repr, DIALECTS))}")
+        if publish is not None and not callable(publish):
             raise EngineError(
-                f"stall_s is {stall_s!r} and reconnect_s {reconnect_s!r}; stall_s must be above 0, the other at least 0"
+                f"publish is {shown(publish)}; it must be async def publish(url, weights, weight_version)"
             )
+        if not seconds("stall_s", stall_s, endless=True, error=EngineError):
+            raise EngineError(f"stall_s is {stall_s!r}; it must be above 0")
+        seconds("reconnect_s", reconnect_s, endless=True, error=EngineError)
+        slots_max = need_count_or_none("slots_max", slots_max)
+        weight_version = need_version(weight_version)
         self._dialect = DIALECTS[dialect]()
-        self._in_flight = need_in_flight(in_flight or ("continue" if self._dialect.has_ids else "restart"))
+        if in_flight is None:
+            in_flight = "continue" if self._dialect.has_ids else "restart"
+        self._in_flight = need_in_flight(in_flight)
         if not self._dialect.has_ids and (self._in_flight == "continue" or tokenizer is not None):
             what = "tokenizer" if tokenizer is not None else "in_flight='continue'"
             raise EngineError(f"the dialect {dialect!r} knows no tokens, so {what} can't be; leave it out")
-        self.tokenizer = tokenizer
-        self._log_probs = log_probs and self._dialect.has_ids
-        self._context = context
-        self._vocabulary_size = vocabulary_size
+        self.tokenizer = need_tokenizer(tokenizer)
+        self._log_probs = boolean("log_probs", log_probs, error=EngineError) and self._dialect.has_ids
+        self._context = need_count_or_none("context", context)
+        self._vocabulary_size = need_count_or_none("vocabulary_size", vocabulary_size)
         self._checkpoints = Checkpoints(weights_dir)
         self._publish = publish
         self._stall_s = stall_s
@@ -128,7 +141,7 @@ class OpenAIEngine:
         self._fleet = Fleet(
             replicas_of(_checked_urls(urls), api_key),
             self._dialect,
-            model=model,
+            model=None if model is None else string("model", model, error=EngineError),
             version=weight_version,
             publish=publish,
             slots_max=slots_max,
@@ -193,6 +206,7 @@ class OpenAIEngine:
     # Generating ------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> Generation:
+        need_request(request)
         self._check_alive()
         prompt_ids = self._checked_prompt(request)
         claim(request)
@@ -260,7 +274,7 @@ class OpenAIEngine:
         ask = self._ask(row)
         try:
             body = msgspec.json.encode(self._dialect.body(ask))
-        except (TypeError, msgspec.MsgspecError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise RequestRefused(f"request {row.request.id} can't be written as JSON: {error}") from error
         piece = Piece(ask.tokens_max, self._dialect.has_ids, self._log_probs, self._vocabulary_size)
         row.piece, row.replica, row.version = piece, replica, self._fleet.version
@@ -349,8 +363,9 @@ class OpenAIEngine:
     def _checked_prompt(self, request: Request) -> tuple[int, ...]:
         self._dialect.check(request.id, request.params)
         if not self._dialect.has_ids:
-            if request.prompt_ids or not request.text:
-                what = "token ids" if request.prompt_ids else "an empty prompt"
+            given = token_ids_of(request.prompt_ids, f"the prompt of request {request.id}", RequestRefused)
+            if given or not request.text:
+                what = "token ids" if given else "an empty prompt"
                 raise RequestRefused(f"request {request.id} has {what}; the dialect {self._dialect.name!r} takes texts")
             return ()
         prompt_ids = tuple(token_ids_of(request.prompt_ids, f"the prompt of request {request.id}", RequestRefused))
@@ -441,6 +456,7 @@ class OpenAIEngine:
     async def publish_weights(self, weights: Weights, weight_version: int) -> None:
         """As the port says. Once servers are being given weights, it goes on to the end even if it is cancelled."""
         self._check_alive()
+        weight_version = need_version(weight_version)
         scope = anyio.CancelScope()
         try:
             await guarded(self._publish_unless(scope, weights, weight_version), scope.cancel)
@@ -556,14 +572,25 @@ def _checked_urls(urls: str | Sequence[str]) -> list[str]:
     Raises:
         EngineError: none, one that is no URL, or one twice.
     """
-    given = [urls] if isinstance(urls, str) else list(urls)
-    bases = [url.rstrip("/").removesuffix("/v1") for url in given]
+    if not isinstance(urls, str | Sequence) or isinstance(urls, bytes):
+        raise EngineError(f"urls is {shown(urls)}; it must be a URL, as http://host:8000, or a list of such")
+    given = [urls] if isinstance(urls, str) else urls
+    bases = [string("a URL", url, error=EngineError).rstrip("/").removesuffix("/v1") for url in given]
     for url, base in zip(given, bases, strict=True):
-        parts = urlsplit(base)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_url(base):
             raise EngineError(f"{url!r} is no URL of a server; it must be as http://host:8000")
         if bases.count(base) > 1:
             raise EngineError(f"{base} is given twice; give each server once")
     if not bases:
         raise EngineError("no server is given; urls must have at least one")
     return bases
+
+
+def _is_url(base: str) -> bool:
+    try:
+        parts = urlsplit(base)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = not (parts.query or parts.fragment) and base.isascii() and not any(map(str.isspace, base))
+    return plain and parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0

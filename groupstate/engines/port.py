@@ -8,18 +8,18 @@ place each; the next place twice is the same as once, and what skips one is refu
 """
 
 import itertools
-import numbers
 import operator
 import os
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import attrs
 import msgspec
 
-from groupstate.core.arguments import as_integer, shown
+from groupstate.core.arguments import INTEGER_MAX, integer, integer_or_none, shown, string
 from groupstate.core.events import VersionSpan
-from groupstate.errors import BadInput, EngineError, GroupstateError, RequestRefused
+from groupstate.core.typed_settings import Settings
+from groupstate.errors import BadInput, BadSettings, EngineError, GroupstateError, RequestRefused
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
@@ -40,8 +40,11 @@ Weights: TypeAlias = Mapping[str, Any] | str | os.PathLike[str]
 State: TypeAlias = Literal["generating", "paused", "asleep"]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to generate, in vLLM's names. Out-of-range values are refused before anything is sent."""
+class SamplingParams(Settings, frozen=True):
+    """How to generate, in vLLM's names. A value that can't be is refused where it is given, as `BadSettings`."""
+
+    LEAST: ClassVar[Mapping[str, float]] = {"temperature": 0.0, "max_tokens": 1}
+    AS_GIVEN = frozenset({"extra"})
 
     temperature: float = 1.0
     """0 means greedy."""
@@ -50,44 +53,51 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: tuple[int, ...] = ()
     """Generation ends after one of these; it is part of the answer."""
     seed: int | None = None
+    """Any integer. Engines that know none below 0 or beyond 63 bits take it modulo 2**63."""
     extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Parameters that not every engine has, by the engine's names, such as vLLM's `top_k`. Refused where unknown."""
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.temperature) and 0.0 <= self.temperature < float("inf")):
-            raise ValueError(f"temperature is {self.temperature!r}; it must be a number, finite and at least 0")
-        if not (_is_number(self.top_p) and 0.0 < self.top_p <= 1.0):
-            raise ValueError(f"top_p is {self.top_p!r}; it must be a number above 0 and at most 1")
-        if (as_integer(self.max_tokens) or 0) < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens!r}; it must be an integer of at least 1")
-        # One that an engine finds wrong in the middle of a batch would take the others along.
-        if isinstance(self.stop_token_ids, str | bytes) or not _all_integers(self.stop_token_ids):
-            raise ValueError(f"stop_token_ids is {self.stop_token_ids!r}; it must be token ids, such as (2,)")
-        if self.seed is not None and as_integer(self.seed) is None:
-            raise ValueError(f"seed is {self.seed!r}; it must be an integer, or None for none")
+        super().__post_init__()
+        if not (0.0 < self.top_p <= 1.0):
+            raise BadSettings(f"top_p is {self.top_p!r}; it must be above 0 and at most 1")
+        if not isinstance(self.extra, Mapping):
+            raise BadSettings(f"extra is {shown(self.extra)}; it must be a table, such as {{'top_k': 20}}")
+        if unnamed := [name for name in self.extra if not isinstance(name, str)]:
+            raise BadSettings(f"extra has {shown(unnamed[0])}; the names of parameters are strings")
 
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _all_integers(values: Any) -> bool:
-    return isinstance(values, Collection) and all(as_integer(value) is not None for value in values)
+    @property
+    def seed_bits(self) -> int | None:
+        """The seed as one that every engine takes: 63 bits."""
+        return None if self.seed is None else self.seed & INTEGER_MAX
 
 
 _numbers = itertools.count(1)
 
 
+def _need_params(request: "Request", attribute: Any, value: Any) -> None:
+    if not isinstance(value, SamplingParams):
+        raise BadInput(f"params is {shown(value)}; it must be SamplingParams, such as SamplingParams(max_tokens=64)")
+
+
+def _need_text(request: "Request", attribute: Any, value: Any) -> None:
+    string(attribute.name, value)
+
+
 @attrs.define(eq=False)
 class Request:
-    """One generation. Made by the caller, used once."""
+    """One generation. Made by the caller, used once. Its prompt is looked at by the engine.
+
+    Raises:
+        BadInput: another argument of another kind than it must be.
+    """
 
     prompt_ids: Sequence[int]
-    params: SamplingParams = attrs.field(factory=SamplingParams)
-    affinity: str = attrs.field(default="", kw_only=True)
+    params: SamplingParams = attrs.field(factory=SamplingParams, validator=_need_params)
+    affinity: str = attrs.field(default="", kw_only=True, validator=_need_text)
     """Requests of the same affinity share a beginning (turns of one session): several replicas send them to the same
     one, which has it in its cache."""
-    text: str = attrs.field(default="", kw_only=True)
+    text: str = attrs.field(default="", kw_only=True, validator=_need_text)
     """The prompt as text, for an engine without a tokenizer that takes texts (`takes_text`); then there are no
     `prompt_ids`."""
     id: str = attrs.field(factory=lambda: f"r{next(_numbers)}", init=False)
@@ -103,6 +113,48 @@ def need_in_flight(in_flight: str) -> InFlight:
     if in_flight not in IN_FLIGHT:
         raise EngineError(f"in_flight is {in_flight!r}; it must be one of {', '.join(map(repr, IN_FLIGHT))}")
     return in_flight
+
+
+def need_version(weight_version: Any) -> int:
+    """A weight version as a Python integer.
+
+    Raises:
+        EngineError: it is none.
+    """
+    return integer("weight_version", weight_version, error=EngineError)
+
+
+def need_count(name: str, value: Any) -> int:
+    """A setting that counts something.
+
+    Raises:
+        EngineError: it isn't an integer of at least 1.
+    """
+    return integer(name, value, least=1, error=EngineError)
+
+
+def need_count_or_none(name: str, value: Any) -> int | None:
+    return integer_or_none(name, value, least=1, error=EngineError)
+
+
+def need_tokenizer(tokenizer: Any) -> "Tokenizer | None":
+    """The same, checked.
+
+    Raises:
+        EngineError: it can't encode and decode.
+    """
+    if tokenizer is not None and not (callable(getattr(tokenizer, "encode", None)) and hasattr(tokenizer, "decode")):
+        raise EngineError(f"tokenizer is {shown(tokenizer)}; it must be an object with encode and decode, or None")
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def need_request(request: Any) -> None:
+    """
+    Raises:
+        BadInput: it is something else.
+    """
+    if not isinstance(request, Request):
+        raise BadInput(f"generate is given {shown(request)}; it must be a Request")
 
 
 def need_no_extra(request: Request, engine: str) -> None:
@@ -128,10 +180,14 @@ def token_ids_of(given: Any, what: str, error: type[GroupstateError] = BadInput)
         BadInput, or `error`: it is something else, such as a text or chat messages.
     """
     try:
-        if isinstance(given, str | bytes | Mapping):
+        if isinstance(given, str | bytes | Mapping | Set):
             raise TypeError
-        return list(map(operator.index, given))
-    except TypeError:
+        values = list(given)
+        if bool in set(map(type, values)):
+            raise TypeError  # A truth value is an index too, but no token.
+        return list(map(operator.index, values))
+    except (TypeError, ValueError, RuntimeError):
+        # What lists raise, and tensors and arrays of another shape or kind.
         raise error(f"{what} is {_kind(given)}; it must be token ids{_way(given)}") from None
 
 

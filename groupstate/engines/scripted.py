@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import attrs
 
-from groupstate.core.arguments import shown
+from groupstate.core.arguments import seconds, shown
 from groupstate.core.events import VersionSpan
 from groupstate.engines.port import (
     FinishReason,
@@ -23,8 +23,12 @@ from groupstate.engines.port import (
     Tokenizer,
     Weights,
     claim,
+    need_count_or_none,
     need_in_flight,
     need_no_extra,
+    need_request,
+    need_tokenizer,
+    need_version,
     next_state,
     token_ids_of,
 )
@@ -73,19 +77,29 @@ class ScriptedEngine:
             in_flight: What new weights do to requests under way.
             log_prob: What every token gets.
             fits: Whether published weights fit; those that don't are refused.
+
+        Raises:
+            EngineError: an argument that can't be.
         """
-        self.start_s = start_s
-        self.token_s = token_s
+        if not callable(script) and (isinstance(script, str | bytes) or not isinstance(script, Sequence)):
+            raise EngineError(
+                f"script is {shown(script)}; it must be a function of the prompt ids, or a list of answers"
+            )
+        if not callable(fits):
+            raise EngineError(f"fits is {shown(fits)}; it must be a function of the weights")
+        self.start_s = seconds("start_s", start_s, error=EngineError)
+        self.token_s = seconds("token_s", token_s, error=EngineError)
         self.published: list[tuple[int, Weights]] = []
         """Versions and weights in the order they came."""
         self._script = script
         self._call_count = 0
-        self.tokenizer = tokenizer
-        self._context = context
+        self.tokenizer = need_tokenizer(tokenizer)
+        self._context = need_count_or_none("context", context)
         self._log_prob = log_prob
-        self._weight_version = weight_version
+        self._weight_version = need_version(weight_version)
         self._fits = fits
         self._rows: dict[str, _Row] = {}
+        slots_max = need_count_or_none("slots_max", slots_max)
         self._slots = anyio.Semaphore(slots_max) if slots_max is not None else None
         self._in_flight = need_in_flight(in_flight)
         self._state: State = "generating"
@@ -109,6 +123,7 @@ class ScriptedEngine:
         return len(self._rows)
 
     async def generate(self, request: Request) -> Generation:
+        need_request(request)
         self._check_alive()
         self._check(request)
         claim(request)
@@ -143,6 +158,7 @@ class ScriptedEngine:
 
     async def publish_weights(self, weights: Weights, weight_version: int) -> None:
         self._check_alive()
+        weight_version = need_version(weight_version)
         await anyio.lowlevel.checkpoint()
         if not self._fits(weights):
             raise EngineError(

@@ -7,6 +7,7 @@ alphabet that only grows at its end keeps the ids of a trained model.
 from collections.abc import Sequence
 from typing import Any
 
+from groupstate.core.arguments import string
 from groupstate.errors import BadInput
 
 
@@ -18,6 +19,7 @@ class CharTokenizer:
     eos_id = 2
 
     def __init__(self, alphabet: str) -> None:
+        string("alphabet", alphabet)
         if len(set(alphabet)) != len(alphabet):
             twice = sorted({char for char in alphabet if alphabet.count(char) > 1})
             raise BadInput(f"the alphabet {alphabet!r} has {twice!r} more than once; give each character once")

@@ -19,7 +19,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from groupstate.core.arguments import integer, shown
 from groupstate.core.events import VersionSpan
+from groupstate.engines.checkpoint import plain_tensor
 from groupstate.engines.port import (
     FinishReason,
     Generation,
@@ -30,8 +32,13 @@ from groupstate.engines.port import (
     Weights,
     checked_prompt,
     claim,
+    need_count,
+    need_count_or_none,
     need_in_flight,
     need_no_extra,
+    need_request,
+    need_tokenizer,
+    need_version,
     next_state,
 )
 from groupstate.engines.slots import SlotBatch
@@ -109,16 +116,20 @@ class TorchEngine:
             seed: Of fresh weights, and of the draws of requests that have no seed of their own.
             threads: CPU threads of the worker's arithmetic. More than one waits for the slowest at every operation,
                 which a small model feels on a busy machine; None leaves torch's own number.
+
+        Raises:
+            EngineError: an argument that can't be.
         """
-        if slots_max < 1:
-            raise EngineError(f"slots_max is {slots_max}; it must be at least 1")
-        own = Transformer(model, seed=seed) if isinstance(model, TransformerConfig) else copy.deepcopy(model)
-        self._model = own.to(device).eval()
-        self.tokenizer = tokenizer
-        self._slots_max = slots_max
+        self.tokenizer = need_tokenizer(tokenizer)
+        self._slots_max = need_count("slots_max", slots_max)
         self._in_flight = need_in_flight(in_flight)
-        self._threads = threads
-        self._weight_version = weight_version
+        self._threads = need_count_or_none("threads", threads)
+        self._weight_version = need_version(weight_version)
+        seed = integer("seed", seed, error=EngineError)
+        if not isinstance(model, Transformer | TransformerConfig):
+            raise EngineError(f"model is {shown(model)}; it must be a Transformer, or a TransformerConfig")
+        own = Transformer(model, seed=seed) if isinstance(model, TransformerConfig) else copy.deepcopy(model)
+        self._model = _on(device, own).eval()
         self._chance = torch.Generator().manual_seed(seed)
 
         self._changed = threading.Condition()
@@ -149,6 +160,7 @@ class TorchEngine:
         return len(self._rows)
 
     async def generate(self, request: Request) -> Generation:
+        need_request(request)
         prompt_ids = self._checked_prompt(request)
         future: asyncio.Future[Generation] = _future()
         with self._changed:
@@ -207,6 +219,7 @@ class TorchEngine:
 
     async def publish_weights(self, weights: Weights, weight_version: int) -> None:
         """As the port says. A publication that is cancelled before the weights are in force is withdrawn."""
+        weight_version = need_version(weight_version)
         checked = self._checked_weights(weights, weight_version)
         applied: asyncio.Future[None] = _future()
         with self._changed:
@@ -245,7 +258,7 @@ class TorchEngine:
 
     def _new_row(self, request: Request, prompt_ids: tuple[int, ...], future: "asyncio.Future[Generation]") -> _Row:
         length_max = min(request.params.max_tokens, self._model.config.context - len(prompt_ids))
-        seed = request.params.seed
+        seed = request.params.seed_bits
         chance = self._chance if seed is None else torch.Generator().manual_seed(seed)
         return _Row(request, future, prompt_ids, length_max, torch.rand(length_max, generator=chance))
 
@@ -264,7 +277,7 @@ class TorchEngine:
             )
         if missing := sorted(present.keys() - weights.keys()):
             raise EngineError(f"the weights of version {weight_version} lack {missing}; {stays}")
-        if unknown := sorted(weights.keys() - present.keys()):
+        if unknown := sorted(weights.keys() - present.keys(), key=str):
             raise EngineError(f"the weights of version {weight_version} have unknown {unknown}; {stays}")
         for name, own in present.items():
             new = weights[name]
@@ -274,9 +287,15 @@ class TorchEngine:
                     f"{name} of version {weight_version} is a {given}; it must be a tensor of shape "
                     f"{tuple(own.shape)}; {stays}"
                 )
-            if not torch.isfinite(new).all():
-                raise EngineError(f"{name} of version {weight_version} has values that are not finite; {stays}")
-        return {name: weights[name].detach().to(own.device, own.dtype, copy=True) for name, own in present.items()}
+        try:
+            return {
+                name: plain_tensor(name, weights[name], own.dtype, f"version {weight_version}").to(
+                    own.device, copy=True
+                )
+                for name, own in present.items()
+            }
+        except EngineError as error:
+            raise EngineError(f"{error}; {stays}") from error
 
     def _wake_worker(self) -> None:
         # Started by the first request, so that an engine nobody used leaves no thread behind.
@@ -397,6 +416,14 @@ class TorchEngine:
             error.__cause__ = cause
             outcomes.append((future, error))
         return outcomes
+
+
+def _on(device: Any, model: Transformer) -> Transformer:
+    try:
+        return model.to(device)
+    except Exception as error:
+        # Whatever torch raises of a device that it doesn't know, or that isn't there.
+        raise EngineError(f"the model can't be put on device {shown(device)}: {error}") from error
 
 
 def _future() -> "asyncio.Future[Any]":

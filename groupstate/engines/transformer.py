@@ -5,22 +5,25 @@ weights train on padded rows and generate from a cache.
 Rule 2: a row's numbers never depend on its padding or on its neighbours, up to rounding.
 """
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import ClassVar, TypeAlias
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from groupstate.core.arguments import shown
+from groupstate.core.typed_settings import Settings
 from groupstate.errors import BadSettings
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query, key, value) -> mixed values; all are (rows, tokens, heads, head width)."""
 
 
-class TransformerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TransformerConfig(Settings, frozen=True):
     """Shape of a model. The default has about 0.8 million parameters."""
+
+    LEAST: ClassVar[Mapping[str, float]] = dict.fromkeys(("vocabulary_size", "context", "width", "layers", "heads"), 1)
 
     vocabulary_size: int
     context: int = 64
@@ -30,9 +33,7 @@ class TransformerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     heads: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary_size", "context", "width", "layers", "heads"):
-            if getattr(self, name) < 1:
-                raise BadSettings(f"{name} is {getattr(self, name)!r}; it must be at least 1")
+        super().__post_init__()
         if self.width % self.heads:
             raise BadSettings(f"width {self.width} can't be split over {self.heads} heads; make it a multiple")
 
@@ -42,6 +43,8 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig, *, seed: int = 0) -> None:
         super().__init__()
+        if not isinstance(config, TransformerConfig):
+            raise BadSettings(f"config is {shown(config)}; it must be a TransformerConfig")
         self.config = config
         self.token = nn.Embedding(config.vocabulary_size, config.width)
         self.position = nn.Embedding(config.context, config.width)

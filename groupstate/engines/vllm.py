@@ -18,6 +18,7 @@ import anyio
 import anyio.to_thread
 import attrs
 
+from groupstate.core.arguments import shown
 from groupstate.core.events import VersionSpan
 from groupstate.core.near import near
 from groupstate.engines.checkpoint import Checkpoint, WeightFiles, model_folder
@@ -32,6 +33,9 @@ from groupstate.engines.port import (
     checked_prompt,
     claim,
     need_in_flight,
+    need_request,
+    need_tokenizer,
+    need_version,
     next_state,
 )
 from groupstate.engines.tasks import carried, guarded
@@ -104,9 +108,11 @@ class VllmEngine:
         self._sleep_level = _need_sleep_level(sleep_level)
         _need_usable(llm)
         self.llm = llm
-        self.tokenizer = tokenizer if tokenizer or llm.tokenizer is None else TransformersTokenizer(llm.tokenizer)
+        self.tokenizer = need_tokenizer(tokenizer)
+        if tokenizer is None and llm.tokenizer is not None:
+            self.tokenizer = TransformersTokenizer(llm.tokenizer)
         self._files = WeightFiles(lambda: _model_folder(llm), scratch)
-        self._weight_version = weight_version
+        self._weight_version = need_version(weight_version)
         self._is_own = False
         """Whether it was started here, and ends here."""
         self._is_labelled = False
@@ -147,7 +153,10 @@ class VllmEngine:
             EngineError: settings that can't be, or vLLM did not start; nothing is left running.
         """
         need_in_flight(in_flight)
+        need_version(weight_version)
         _need_sleep_level(sleep_level)
+        if not isinstance(model, str | os.PathLike):
+            raise EngineError(f"model is {shown(model)}; it must be a folder, or a name that vLLM knows")
         llm = _start(os.fspath(model), engine_args)
         try:
             engine = cls(
@@ -172,6 +181,7 @@ class VllmEngine:
         return len(self._rows)
 
     async def generate(self, request: Request) -> Generation:
+        need_request(request)
         self._check_alive()
         config = self.llm.model_config
         # vLLM doesn't look at the vocabulary, and one token out of range ends its process.
@@ -232,6 +242,7 @@ class VllmEngine:
             EngineDied: and vLLM could not load the old ones either.
         """
         self._check_alive()
+        weight_version = need_version(weight_version)
         scope = anyio.CancelScope()
         await guarded(self._publish_unless(scope, weights, weight_version), scope.cancel)
 
@@ -293,8 +304,7 @@ class VllmEngine:
                 top_p=params.top_p,
                 max_tokens=min(params.max_tokens, self.llm.model_config.max_model_len - len(prompt_ids)),
                 stop_token_ids=list(params.stop_token_ids),
-                # It takes 64 bits, and -1 for none.
-                seed=None if params.seed is None else params.seed % 2**63,
+                seed=params.seed_bits,  # It would take -1 for none.
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=bool(params.extra.get("stop")),
@@ -553,8 +563,8 @@ class VllmEngine:
 
 
 def _need_sleep_level(sleep_level: int) -> int:
-    if sleep_level not in (1, 2):
-        raise EngineError(f"sleep_level is {sleep_level!r}; it must be 1 or 2")
+    if sleep_level not in (1, 2) or isinstance(sleep_level, bool):
+        raise EngineError(f"sleep_level is {shown(sleep_level)}; it must be 1 or 2")
     return sleep_level
 
 

@@ -51,6 +51,7 @@ class SessionContext:
         Raises:
             RequestRefused: the engine can't serve it, now or later.
             EngineError: the engine can't serve it.
+            BadInput, BadSettings: the prompt is no text and no token ids; a parameter of another kind than it must be.
         """
         sampling = self._params(params)
         if isinstance(prompt, str) and self._takes_text:

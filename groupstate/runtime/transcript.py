@@ -6,7 +6,6 @@ Rule 3: an answer is taken whole or not at all: a `generate` that is refused or 
 """
 
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ class Transcript:
 
     def __init__(self, ctx: "SessionContext", prompt_ids: Sequence[int]) -> None:
         self._ctx = ctx
-        self._prompt_ids = list(map(operator.index, prompt_ids))
+        self._prompt_ids = token_ids_of(prompt_ids, "the prompt")
         self._response_ids: list[int] = []
         self._log_probs: list[float] = []
         self._spans: list[VersionSpan] = []
@@ -109,15 +108,15 @@ class Transcript:
         """
         self._need_quiet("observe")
         if isinstance(observation, str):
-            token_ids, text = self._encoded(observation), observation
+            observed, text = self._encoded(observation), observation
         else:
-            token_ids = token_ids_of(observation, "the observation")
-            text = self._decoded(token_ids)
-        if not token_ids:
+            observed = token_ids_of(observation, "the observation")
+            text = self._decoded(observed)
+        if not observed:
             return
         start = len(self._response_ids)
-        self._response_ids += token_ids
-        self._log_probs += [0.0] * len(token_ids)
+        self._response_ids += observed
+        self._log_probs += [0.0] * len(observed)
         if self._environment and self._environment[-1][1] == start:
             start = self._environment.pop()[0]
         self._environment.append((start, len(self._response_ids)))

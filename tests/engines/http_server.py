@@ -183,7 +183,7 @@ class HttpServer:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         lines = [f"HTTP/1.1 {status} Said", f"content-length: {len(data)}", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in headers]
-        writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + data)
 
     # Plain requests --------------------------------------------------------------------------------
 

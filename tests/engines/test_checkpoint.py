@@ -94,7 +94,12 @@ def test_written_weights_go_when_they_are_discarded_and_those_of_others_stay(mod
         ({"embed.weight": torch.ones(3, 4)}, r"has shape \[3, 4\] \(12 values\); the model's has \[4, 3\]"),
         ({"head.weight": torch.ones(3)}, "version 7 has 'head.weight', which the model doesn't have"),
         ({"norm.weight": torch.tensor([1.0, torch.nan, 1.0])}, "'norm.weight' of .* has values that are not finite"),
-        ({"norm.weight": torch.tensor([1.0, 1e39, 1.0], dtype=torch.float64)}, "are too large for BF16"),
+        ({"norm.weight": torch.tensor([1.0, 1e39, 1.0], dtype=torch.float64)}, "are too large for bfloat16"),
+        ({"norm.weight": torch.ones(3, dtype=torch.int64)}, "'norm.weight' of .* is of torch.int64 .*floating-point"),
+        ({"norm.weight": torch.ones(3, dtype=torch.complex64)}, "is of torch.complex64"),
+        ({"norm.weight": torch.ones(3, device="meta")}, "'norm.weight' of .* is on no device"),
+        ({"norm.weight": torch.ones(3).to_sparse()}, "is of torch.float32 and torch.sparse_coo"),
+        ({3: torch.ones(3), None: torch.ones(4)}, "has 3, None, which the model doesn't have"),
         ({"lm_head.weight": MODEL["embed.weight"].clone()}, "has 'lm_head.weight', which the model doesn't have"),
     ],
 )

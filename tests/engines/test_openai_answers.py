@@ -225,6 +225,7 @@ def said(event: Any) -> Callable[[dict[str, Any]], Any]:
 
 SPOILED = {
     "no JSON": (said(b'data: {"choices": [\n\n'), "an event that can't be read"),
+    "nested without end": (said(b'data: {"error": ' + b"[" * 5000 + b"]" * 5000 + b"}\n\n"), "can't be read"),
     "another type": (with_choice(token_ids=["a"]), "an event that can't be read"),
     "a fraction of a token": (with_choice(token_ids=[1.5]), "an event that can't be read"),
     "a page": (said(b"<html>Bad gateway</html>\n"), "a line that is no event: b'<html>Bad gateway"),

@@ -124,9 +124,44 @@ async def test_without_a_start_the_first_request_waits_for_the_server(server: Ht
         ({"urls": "localhost:8000"}, "'localhost:8000' is no URL of a server; it must be as http://host:8000"),
         ({"urls": ["http://a:1/v1", "http://a:1/"]}, "http://a:1 is given twice"),
         ({"urls": "http://a:1", "dialect": "vlm"}, "dialect is 'vlm'; it must be one of 'vllm', 'sglang', 'text'"),
-        ({"urls": "http://a:1", "slots_max": 0}, "slots_max is 0"),
-        ({"urls": "http://a:1", "stall_s": 0}, "stall_s is 0 and reconnect_s 300.0; stall_s must be above 0"),
-        ({"urls": "http://a:1", "reconnect_s": float("nan")}, "reconnect_s nan"),
+        ({"urls": None}, "urls is None; it must be a URL"),
+        ({"urls": {"http://a:1"}}, "urls is .*; it must be a URL, as http://host:8000, or a list"),
+        ({"urls": ["http://a:1", 2]}, "a URL is 2; it must be a string"),
+        *(
+            ({"urls": url}, "is no URL of a server")
+            for url in (
+                "http://[::1",
+                "http://a:99999",
+                "http://a:b",
+                "http://a b",
+                "http://a?x=1",
+                "http://a#b",
+                "http://ä",
+            )
+        ),
+        *(
+            ({"urls": "http://a:1", name: value}, f"{name} is ")
+            for name, values in {
+                "model": (1, b"m"),
+                "dialect": ({"vllm"}, None),
+                "in_flight": ("", 0, "drop"),
+                "weight_version": ("1", None, 1.5, True),
+                "log_probs": (1, None),
+                "context": (0, "x", 1.5),
+                "vocabulary_size": (-1, True),
+                "slots_max": (0, "x"),
+                "weights_dir": (1, b"x", ""),
+                "publish": ("x", 1),
+                "stall_s": ("x", None, True, -1.0, float("nan")),
+                "reconnect_s": ("x", -1.0),
+                "api_key": (1, b"k"),
+                "tokenizer": (1, "x"),
+            }.items()
+            for value in values
+        ),
+        *(({"urls": "http://a:1", "api_key": key}, "api_key can't be sent") for key in ("a\nb", "ключ", " ", "")),
+        ({"urls": "http://a:1", "stall_s": 0}, "stall_s is 0; it must be above 0"),
+        ({"urls": "http://a:1", "reconnect_s": float("nan")}, "reconnect_s is nan; it must be a number of seconds"),
         (
             {"urls": "http://a:1", "dialect": "text", "in_flight": "continue"},
             "knows no tokens, so in_flight='continue'",
@@ -174,6 +209,36 @@ async def test_as_long_as_a_server_asks_to_wait_is_waited(server: HttpServer) ->
         await engine.generate(ask())
 
     assert time.monotonic() - start_s >= 1.0
+
+
+async def test_a_server_that_says_nonsense_of_itself_is_asked_again(server: HttpServer) -> None:
+    server.refuses["/v1/models"] = (200, '{"data": ' + "[" * 5000 + "]" * 5000 + "}")
+    async with asyncio.TaskGroup() as tasks:
+        engine = OpenAIEngine(server.url)
+        under_way = tasks.create_task(engine.generate(ask()))
+        await wait_for(lambda: server.calls)
+        server.refuses.clear()
+        with anyio.fail_after(5):
+            assert len((await under_way).token_ids) == 4
+        await engine.aclose()
+
+
+async def test_a_server_that_asks_to_wait_too_long_is_not_waited_for(server: HttpServer) -> None:
+    server.faults += [Fault(503, headers=(("retry-after", "25"),))] * 9
+    async with OpenAIEngine(server.url, reconnect_s=0.3) as engine:
+        with (
+            anyio.fail_after(5),
+            pytest.raises(EngineUnavailable, match=r"503 a fault, for 0.3 s now|no server is fit"),
+        ):
+            await engine.generate(ask())
+
+
+@pytest.mark.parametrize("said", ["\u00b2", "-1", "soon", "1e3", "Fri, 31 Dec 1999 23:59:59 GMT", ""])
+async def test_a_wait_that_is_no_number_of_seconds_is_passed_over(server: HttpServer, said: str) -> None:
+    server.faults.append(Fault(503, headers=(("retry-after", said),)))
+    async with OpenAIEngine(server.url) as engine:
+        with anyio.fail_after(5):
+            assert len((await engine.generate(ask())).token_ids) == 4
 
 
 async def test_a_server_that_stays_busy_is_a_failure_in_the_end(server: HttpServer) -> None:

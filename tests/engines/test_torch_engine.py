@@ -163,14 +163,27 @@ async def test_two_engines_with_one_seed_say_the_same() -> None:
         lambda weights: weights.update({"head.weight": torch.zeros(3, 3)}),
         lambda weights: weights.update({"head.weight": None}),
         lambda weights: weights.update({"head.weight": torch.full((20, 32), float("nan"))}),
+        lambda weights: weights.update({"head.weight": torch.zeros(20, 32, dtype=torch.int64)}),
+        lambda weights: weights.update({"head.weight": torch.zeros(20, 32, dtype=torch.complex64)}),
+        lambda weights: weights.update({"head.weight": torch.zeros(20, 32).to_sparse()}),
+        lambda weights: weights.update({"head.weight": torch.zeros(20, 32, device="meta")}),
+        lambda weights: weights.update({"head.weight2": torch.zeros(3), 3: None, None: None}),
     ],
-    ids=["missing", "shape", "no tensor", "not finite"],
+    ids=["missing", "shape", "no tensor", "not finite", "integers", "complex", "sparse", "meta", "unknown"],
 )
 async def test_each_kind_of_misfit_names_the_weight(engine: TorchEngine, spoil: Any) -> None:
     weights = model().state_dict()
     spoil(weights)
 
     with pytest.raises(EngineError, match=r"head\.weight"):
+        await engine.publish_weights(weights, 1)
+
+
+async def test_weights_too_large_for_the_models_type_are_refused() -> None:
+    engine = TorchEngine(CONFIG)
+    weights = Transformer(CONFIG).double().state_dict()
+    weights["head.weight"][0, 0] = 1e300
+    with pytest.raises(EngineError, match=r"head\.weight.* too large for float32.*; version 0 stays"):
         await engine.publish_weights(weights, 1)
 
 

@@ -431,6 +431,8 @@ async def test_token_ids_are_integers(loop):
     t = answering([10]).transcript([1])
     with pytest.raises(BadInput, match="must be token ids"):
         t.observe([1.5])
+    with pytest.raises(BadInput, match="the prompt is NoneType None"):
+        t._ctx.transcript(None)
 
     assert t.token_ids == [1]
 

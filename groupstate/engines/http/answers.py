@@ -172,7 +172,7 @@ def generated(data: bytes) -> Generated:
 def _decoded(decoder: "msgspec.json.Decoder[E]", data: bytes) -> E:
     try:
         event = decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Garbage(f"an event that can't be read ({error}): {data[:80]!r}") from error
     if event.error is not None:
         raise _failed(event.error)

@@ -16,7 +16,7 @@ import anyio
 import attrs
 import msgspec
 
-from groupstate.errors import MissingExtra
+from groupstate.errors import EngineError, MissingExtra
 
 try:
     import httpx
@@ -76,7 +76,7 @@ class Answer:
         """The body as a JSON object; empty if it is something else."""
         try:
             value = msgspec.json.decode(self.body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -102,7 +102,7 @@ class Stream:
     def retry_after_s(self) -> float | None:
         """How long the server asks to wait, where it says so in seconds."""
         said = self._response.headers.get("retry-after", "")
-        return float(said) if said.isdigit() else None
+        return float(said) if said.isascii() and said.isdigit() else None
 
     async def answer(self) -> Answer:
         """The whole of it, for one that is an error."""
@@ -157,14 +157,17 @@ class Client:
     def __init__(self, url: str, api_key: str | None) -> None:
         headers = {"accept-encoding": "identity"}
         if api_key is not None:
-            headers["authorization"] = f"Bearer {api_key}"
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            verify=_tls(),
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S),
-        )
+            headers["authorization"] = f"Bearer {_usable_key(api_key)}"
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=url,
+                verify=_tls(),
+                headers=headers,
+                timeout=httpx.Timeout(None, connect=CONNECT_S),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S),
+            )
+        except httpx.InvalidURL as error:
+            raise EngineError(f"{url!r} is no URL of a server: {error}") from error
 
     async def get(self, path: str, *, timeout_s: float) -> Answer:
         return await self._plain("GET", path, timeout_s)
@@ -199,6 +202,17 @@ class Client:
 
     async def aclose(self) -> None:
         await self._http.aclose()
+
+
+def _usable_key(api_key: object) -> str:
+    """Without its text in an error: logs are no place for it."""
+    if not isinstance(api_key, str):
+        raise EngineError(f"api_key is a {type(api_key).__name__}; it must be a string")
+    if not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
+        raise EngineError(
+            "api_key can't be sent in a header: it is empty, or has characters that aren't printable ASCII"
+        )
+    return api_key
 
 
 @functools.cache

@@ -192,10 +192,11 @@ class Fleet:
     async def _care(self, replica: Replica, pause_s: float) -> None:
         try:
             while True:
-                await anyio.sleep(pause_s)
+                # Where it is the only one, nobody waits for longer than it is time to give up.
+                await anyio.sleep(pause_s if self.router.in_rotation else min(pause_s, self._patience_s()))
                 if await self._made_fit(replica):
                     break
-                pause_s = min(max(0.1, 2 * pause_s), CARE_S_MAX, self._patience_s())
+                pause_s = min(max(0.1, 2 * pause_s), CARE_S_MAX)
         except Exception as error:
             # A fault of ours: without a caretaker the requests would wait for ever.
             died = EngineDied(f"looking after {replica.url} failed: {type(error).__name__}: {error}")

@@ -99,7 +99,7 @@ class Row:
     @property
     def seed(self) -> int | None:
         """Of the next piece. The same seed again would draw the same numbers for other tokens."""
-        seed = self.request.params.seed
+        seed = self.request.params.seed_bits
         if seed is None or not self.pieces_kept:
             return seed
         digest = hashlib.blake2b(f"{seed}/{self.pieces_kept}".encode(), digest_size=8).digest()

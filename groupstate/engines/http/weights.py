@@ -11,7 +11,15 @@ from typing import Any
 import anyio.to_thread
 import attrs
 
-from groupstate.engines.checkpoint import DTYPES, Checkpoint, Header, need_fit, read_checkpoint, write_checkpoint
+from groupstate.engines.checkpoint import (
+    DTYPES,
+    Checkpoint,
+    Header,
+    folder_named,
+    need_fit,
+    read_checkpoint,
+    write_checkpoint,
+)
 from groupstate.engines.port import Weights
 from groupstate.errors import EngineError
 
@@ -39,7 +47,7 @@ class Checkpoints:
     """What servers are to load, and what they have."""
 
     def __init__(self, weights_dir: str | os.PathLike[str] | None) -> None:
-        self._weights_dir = None if weights_dir is None else Path(weights_dir).absolute()
+        self._weights_dir = None if weights_dir is None else folder_named("weights_dir", weights_dir).absolute()
         self._known: Checkpoint | None = None
         """One that the servers took; None as long as none is known."""
         self._given: Given | None = None
