@@ -510,6 +510,32 @@ async def test_a_restart_that_nobody_noticed_is_found_out(server: HttpServer, mo
     assert [span.weight_version for span in generation.spans] == [2]
 
 
+async def test_an_engine_that_is_resumed_while_a_server_gets_its_weights_back_goes_on_there(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with OpenAIEngine(server.url, weight_version=1) as engine:
+        await engine.publish_weights("/weights/v2", 2)
+        await engine.pause()
+        await server.stop()
+        await server.start()
+        monkeypatch.setattr("groupstate.engines.http.fleet.QUIET_S", -1.0)
+        began, goes_on, load = asyncio.Event(), asyncio.Event(), engine._dialect.load
+
+        async def slow(*arguments: Any, **options: Any) -> None:
+            began.set()
+            await goes_on.wait()
+            await load(*arguments, **options)
+
+        monkeypatch.setattr(engine._dialect, "load", slow)
+        under_way = asyncio.create_task(engine.generate(ask(max_tokens=4)))
+        with anyio.fail_after(5):
+            await began.wait()
+            await engine.resume()
+            goes_on.set()
+            check_steps(await under_way, 5)
+        assert not server.paused
+
+
 async def test_a_server_whose_first_weights_changed_is_not_asked(server: HttpServer) -> None:
     async with OpenAIEngine(server.url, weight_version=1, reconnect_s=0.5) as engine:
         server.faults.append(Fault(500))

@@ -257,12 +257,17 @@ class Fleet:
                 replica.version = None
             replica.lost = False
             replica.heard()
-            if replica.frozen and not self._stays_paused:
-                await self.dialect.thaw(replica.client)
-                replica.frozen = False
+            await self._thaw_if_due(replica)
             if replica.version != self.version:
                 await self._interrupt(replica)
                 await self._restore(replica)
+                # The engine may have been resumed while a server that was to stay paused was given weights.
+                await self._thaw_if_due(replica)
+
+    async def _thaw_if_due(self, replica: Replica) -> None:
+        if replica.frozen and not self._stays_paused:
+            await self.dialect.thaw(replica.client)
+            replica.frozen = False
 
     def _take_model(self, replica: Replica, models: Mapping[str, int | None]) -> None:
         if self._model_given is None and not models:
