@@ -1,20 +1,22 @@
 """Weights as a folder of safetensors files: what is in one, whether weights fit it, and how to write another.
 
-Rule: whatever is wrong with weights is found before an engine is touched, by names and shapes from the headers of the
-files that it was loaded from.
+Rule: whatever is wrong with weights is found before an engine is touched: by names, shapes and types from the headers
+of the files that it was loaded from, and by a look at every number.
 """
 
 import json
 import math
+import mmap
 import os
 import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
+import msgspec
 
 from groupstate.core.arguments import shown
 from groupstate.errors import EngineError
@@ -37,6 +39,11 @@ class Header:
 
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Numbers as they are, and not quantized."""
+        return self.dtype in DTYPES
 
 
 @attrs.frozen
@@ -86,27 +93,39 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     """What a folder holds, from the headers alone.
 
     Raises:
-        EngineError: it isn't one, or a file in it is cut short.
+        EngineError: it isn't one, or can't be read, or a file in it is cut short.
     """
     path = Path(folder)
-    if not path.is_dir():
-        raise EngineError(f"{path} is no folder; weights are a folder with safetensors files, or tensors by name")
-    headers: dict[str, Header] = {}
-    for file in _files(path):
-        headers |= _read_headers(file)
-    config = _read_json(path / "config.json") if (path / "config.json").exists() else {}
-    return Checkpoint(path.resolve(), headers, tied=bool(config.get("tie_word_embeddings", False)))
+    try:
+        if not path.is_dir():
+            raise EngineError(f"{path} is no folder; weights are a folder with safetensors files, or tensors by name")
+        headers: dict[str, Header] = {}
+        for file in _files(path):
+            headers |= {name: header for name, (header, _) in _read_headers(file).items()}
+        config = _read_json(path / "config.json") if (path / "config.json").exists() else {}
+        return Checkpoint(path.resolve(), headers, tied=bool(config.get("tie_word_embeddings", False)))
+    except (OSError, ValueError) as error:
+        # A path with a NUL is a ValueError.
+        raise EngineError(f"{path} can't be read: {error}") from error
 
 
 def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    names = set(_read_json(index).get("weight_map", {}).values()) if index.exists() else None
+    names = _names(index) if index.exists() else None
     files = [folder / name for name in names] if names else list(folder.glob("*.safetensors"))
     if not files:
         raise EngineError(f"{folder} has no *.safetensors")
     if missing := sorted(file.name for file in files if not file.exists()):
         raise EngineError(f"{folder} lacks {_shown(missing)}, which its {index.name} names")
     return sorted(files)
+
+
+def _names(index: Path) -> set[str]:
+    """Files that an index names."""
+    by_tensor = _read_json(index).get("weight_map", {})
+    if not isinstance(by_tensor, dict) or not all(isinstance(name, str) for name in by_tensor.values()):
+        raise EngineError(f"{index} has a weight_map that isn't one from tensors to files")
+    return set(by_tensor.values())
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -119,22 +138,63 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _read_headers(file: Path) -> dict[str, Header]:
+def _read_headers(file: Path) -> dict[str, tuple[Header, int]]:
+    """Name -> its header, and where its numbers begin in the file."""
     bytes_total = file.stat().st_size
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > min(HEADER_BYTES_MAX, bytes_total):
                 raise EngineError(f"{file} is no safetensors file, or is cut short in its header")
-            table = json.loads(stream.read(length))
+            table = msgspec.convert(json.loads(stream.read(length)), dict[str, Any])
         table.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in table.values()), default=0)
-        headers = {name: Header(entry["dtype"], tuple(entry["shape"])) for name, entry in table.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        entries = msgspec.convert(table, dict[str, _Entry])
+    except (struct.error, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise EngineError(f"{file} is no safetensors file: its header can't be read ({error!r})") from error
+    end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
+    headers = {}
+    for name, entry in entries.items():
+        header, (start, stop) = Header(entry.dtype, entry.shape), entry.data_offsets
+        if header.is_plain and stop - start != math.prod(entry.shape) * DTYPES[entry.dtype][1]:
+            raise EngineError(
+                f"{file} has {stop - start:,} bytes for {name!r}, which don't make {list(entry.shape)} {entry.dtype}"
+            )
+        headers[name] = header, 8 + length + start
     if bytes_total < 8 + length + end:
         raise EngineError(f"{file} is cut short: it has {bytes_total:,} bytes of {8 + length + end:,}")
     return headers
+
+
+class _Entry(msgspec.Struct):
+    """One tensor in the header of a file."""
+
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
+
+
+def need_finite(found: Checkpoint, needed: Checkpoint, what: str) -> None:
+    """Reads all of it, which whoever loads it does once more: numbers that aren't finite can't be taken back, since
+    what an engine computes with them stays in its cache.
+
+    Raises:
+        EngineError: a number isn't finite, or wouldn't be in the type that the model has it in.
+    """
+    import torch
+
+    for file in _files(found.folder):
+        with file.open("rb") as stream:
+            numbers = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        for name, (header, start) in _read_headers(file).items():
+            own = needed.headers.get(name, header)
+            count = math.prod(header.shape)
+            if not count or not header.is_plain or not own.is_plain:
+                continue
+            dtype, own_dtype = (getattr(torch, DTYPES[each.dtype][0]) for each in (header, own))
+            tensor = torch.frombuffer(numbers, dtype=dtype, count=count, offset=start)
+            # A sum is finite only if all of them are, and takes no memory.
+            if dtype is not own_dtype or not bool(tensor.sum(dtype=torch.float64).isfinite()):
+                plain_tensor(name, tensor, own_dtype, what)
 
 
 def need_fit(found: Checkpoint, needed: Checkpoint, what: str) -> None:
@@ -146,6 +206,9 @@ def need_fit(found: Checkpoint, needed: Checkpoint, what: str) -> None:
     for name, own in needed.headers.items():
         if name in found.headers:
             _need_shape(name, found.headers[name].shape, own, what)
+            stored = found.headers[name].dtype
+            if stored != own.dtype and not (own.is_plain and stored in DTYPES):
+                raise EngineError(f"{name!r} of {what} is stored as {stored}, and the model has {own.dtype}")
 
 
 def write_checkpoint(weights: Mapping[str, Any], like: Checkpoint, what: str, scratch: Path | None) -> Checkpoint:
@@ -315,6 +378,7 @@ class WeightFiles:
             raise EngineError(f"{what} are {type(weights).__name__}; give tensors by name, or a checkpoint's folder")
         checkpoint = read_checkpoint(weights)
         need_fit(checkpoint, self._model, what)
+        need_finite(checkpoint, self._model, what)
         return checkpoint
 
     def replace(self, checkpoint: Checkpoint) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from groupstate.engines.checkpoint import Checkpoint, need_fit, read_checkpoint, write_checkpoint
+from groupstate.engines.checkpoint import Checkpoint, need_finite, need_fit, read_checkpoint, write_checkpoint
 from groupstate.errors import EngineError
 
 MODEL = {"embed.weight": torch.arange(12.0).reshape(4, 3), "norm.weight": torch.ones(3)}
@@ -21,7 +21,7 @@ def folder(path: Path, table: dict[str, tuple[str, list[int]]], **config: Any) -
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in table.items():
-        start, end = end, end + torch.Size(shape).numel() * (2 if dtype == "BF16" else 4)
+        start, end = end, end + torch.Size(shape).numel() * {"BF16": 2, "F64": 8}.get(dtype, 4)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
@@ -190,6 +190,60 @@ def test_a_folder_of_another_model_is_refused(model: Checkpoint, tmp_path: Path)
         need_fit(other, model, WHAT)
 
 
+@pytest.mark.parametrize("dtype", ["I32", "BOOL", "F8_E4M3"])
+def test_a_folder_of_another_kind_of_numbers_is_refused(dtype: str, model: Checkpoint, tmp_path: Path) -> None:
+    other = read_checkpoint(folder(tmp_path / "other", {"embed.weight": (dtype, [4, 3]), "norm.weight": ("F32", [3])}))
+
+    with pytest.raises(EngineError, match=f"'embed.weight' of .* is stored as {dtype}, and the model has F32"):
+        need_fit(other, model, WHAT)
+
+
+def test_quantized_weights_fit_those_that_are_quantized_in_the_same_way(tmp_path: Path) -> None:
+    table = {"embed.weight": ("I32", [4, 3])}
+    quantized = read_checkpoint(folder(tmp_path / "quantized", table))
+
+    need_fit(read_checkpoint(folder(tmp_path / "same", table)), quantized, WHAT)
+    need_finite(read_checkpoint(tmp_path / "same"), quantized, WHAT)
+    with pytest.raises(EngineError, match="is stored as F32, and the model has I32"):
+        need_fit(read_checkpoint(folder(tmp_path / "plain", {"embed.weight": ("F32", [4, 3])})), quantized, WHAT)
+
+
+def written(path: Path, number: float, *, dtype: torch.dtype = torch.float32) -> Checkpoint:
+    """A checkpoint in which the number stands in the midst of others."""
+    names = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16"}
+    like = Checkpoint(path, read_checkpoint(folder(path / "like", {"norm.weight": (names[dtype], [3])})).headers)
+    checkpoint = write_checkpoint({"norm.weight": torch.ones(3)}, like, WHAT, path)
+    file = checkpoint.folder / "model.safetensors"
+    data = file.read_bytes()
+    one, size = torch.tensor([number], dtype=dtype).view(torch.uint8).numpy().tobytes(), dtype.itemsize
+    file.write_bytes(data[: -2 * size] + one + data[-size:])
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "complaint"),
+    [
+        (torch.float32, float("nan"), "'norm.weight' of .* has values that are not finite"),
+        (torch.float32, float("-inf"), "'norm.weight' of .* has values that are not finite"),
+        (torch.bfloat16, float("nan"), "not finite"),
+        (torch.float64, 1e300, "too large for float32, in which the model has it"),
+    ],
+)
+def test_a_folder_with_numbers_that_are_not_finite_is_refused(
+    dtype: torch.dtype, number: float, complaint: str, tmp_path: Path
+) -> None:
+    needed = read_checkpoint(folder(tmp_path / "model", {"norm.weight": ("F32", [3])}))
+    with pytest.raises(EngineError, match=complaint):
+        need_finite(written(tmp_path, number, dtype=dtype), needed, WHAT)
+
+
+@pytest.mark.parametrize("number", [0.0, 3e38])
+def test_a_folder_with_finite_numbers_is_taken_however_large_they_are(number: float, tmp_path: Path) -> None:
+    found = written(tmp_path, number)
+
+    need_finite(found, found, WHAT)
+
+
 def spoil(path: Path, data: bytes) -> Path:
     (path / "model.safetensors").write_bytes(data)
     return path
@@ -207,6 +261,56 @@ def spoil(path: Path, data: bytes) -> Path:
 def test_what_is_no_safetensors_file_is_said_to_be_none(data: bytes, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=complaint):
         read_checkpoint(spoil(folder(tmp_path / "model", {}), data))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": 3, "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": ["a"], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0, "x"]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": None},
+        {"dtype": "F32", "shape": [1]},
+        [],
+        None,
+    ],
+)
+def test_a_header_of_nonsense_is_said_to_be_none(entry: Any, tmp_path: Path) -> None:
+    text = json.dumps({"a": entry}).encode()
+    with pytest.raises(EngineError, match="is no safetensors file: its header can't be read"):
+        read_checkpoint(spoil(folder(tmp_path / "model", {}), struct.pack("<Q", len(text)) + text + bytes(8)))
+
+
+@pytest.mark.parametrize("offsets", [[0, 0], [0, 8], [8, 4]])
+def test_numbers_that_do_not_make_the_shape_are_found_by_the_header(offsets: list[int], tmp_path: Path) -> None:
+    text = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": offsets}}).encode()
+    with pytest.raises(EngineError, match=r"bytes for 'a', which don't make \[1\] F32"):
+        read_checkpoint(spoil(folder(tmp_path / "model", {}), struct.pack("<Q", len(text)) + text + bytes(8)))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = folder(tmp_path / "model", {})
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").mkdir()
+
+    with pytest.raises(EngineError, match=r"model can't be read: .*Is a directory"):
+        read_checkpoint(path)
+    with pytest.raises(EngineError, match=r"can't be read|is no folder"):
+        read_checkpoint("a\0b")
+
+
+@pytest.mark.parametrize("weight_map", [[], {"a": 3}, "x"])
+def test_an_index_of_nonsense_is_named(weight_map: Any, tmp_path: Path) -> None:
+    path = folder(tmp_path / "model", {})
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    with pytest.raises(EngineError, match=r"index.json has a weight_map that isn't one"):
+        read_checkpoint(path)
 
 
 def test_a_file_that_is_cut_short_is_found_by_its_header(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Weights that real vLLM takes while it generates, and those that it doesn't."""
 
 import asyncio
+import math
+import shutil
+import struct
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -80,6 +83,20 @@ async def test_a_folder_gives_the_same_weights_as_tensors(engine: VllmEngine, mo
 
     assert by_folder.token_ids == by_tensors.token_ids
     assert by_folder.log_probs == pytest.approx(by_tensors.log_probs, abs=1e-6)
+
+
+async def test_numbers_that_are_not_finite_never_get_into_a_cache(
+    engine: VllmEngine, models: Path, tmp_path: Path
+) -> None:
+    before = await engine.generate(ask())
+    folder = tmp_path / "nan"
+    shutil.copytree(models / "v1", folder)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4] + struct.pack("<f", math.nan))
+    with pytest.raises(EngineError, match="has values that are not finite; version 0 stays"):
+        await engine.publish_weights(folder, 1)
+
+    assert await engine.generate(ask()) == before
 
 
 async def test_what_was_cached_under_the_old_weights_is_forgotten(engine: VllmEngine) -> None:

@@ -3,6 +3,7 @@
 Rule: a server that begins to load what doesn't fit is broken by it, so everything that can be looked at here is.
 """
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +17,16 @@ from groupstate.engines.checkpoint import (
     Checkpoint,
     Header,
     folder_named,
+    need_finite,
     need_fit,
     read_checkpoint,
     write_checkpoint,
 )
 from groupstate.engines.port import Weights
 from groupstate.errors import EngineError
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+"""Without it the numbers in a folder aren't looked at."""
 
 FOLDER_MODE = 0o755
 """Servers may run as another user."""
@@ -77,6 +82,8 @@ class Checkpoints:
         found = read_checkpoint(folder)
         if self._known is not None:
             need_fit(found, self._known, what)
+        if HAS_TORCH:
+            need_finite(found, self._known or found, what)
         return Given(weight_version, os.path.abspath(folder), found)
 
     def _write(self, weights: Mapping[str, Any], what: str) -> Checkpoint:
