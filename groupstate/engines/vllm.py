@@ -17,6 +17,7 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 import attrs
+import msgspec
 
 from groupstate.core.arguments import shown
 from groupstate.core.events import VersionSpan
@@ -25,6 +26,7 @@ from groupstate.engines.checkpoint import Checkpoint, WeightFiles, model_folder
 from groupstate.engines.port import (
     FinishReason,
     Generation,
+    Home,
     InFlight,
     Request,
     State,
@@ -55,6 +57,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 # fmt: off
 OURS = {
@@ -130,6 +133,7 @@ class VllmEngine:
         self._changed = anyio.Event()
         """Set, and replaced, whenever somebody's wait may be over."""
         self._closed = False
+        self._home = Home()
         self._end: Exception | None = None
 
     @classmethod
@@ -182,6 +186,7 @@ class VllmEngine:
 
     async def generate(self, request: Request) -> Generation:
         need_request(request)
+        self._home.need("vllm")
         self._check_alive()
         config = self.llm.model_config
         # vLLM doesn't look at the vocabulary, and one token out of range ends its process.
@@ -299,7 +304,7 @@ class VllmEngine:
                 "the seed out"
             )
         try:
-            return vllm.SamplingParams(
+            made = vllm.SamplingParams(
                 temperature=params.temperature,
                 top_p=params.top_p,
                 max_tokens=min(params.max_tokens, self.llm.model_config.max_model_len - len(prompt_ids)),
@@ -312,8 +317,11 @@ class VllmEngine:
                 skip_clone=True,
                 **params.extra,
             )
-        except (TypeError, ValueError, VLLMClientError) as error:
+            if params.extra:
+                _need_readable(made)
+        except (TypeError, ValueError, VLLMClientError, msgspec.MsgspecError) as error:
             raise self._refusal(request, error) from error
+        return made
 
     async def _output(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
         """What vLLM made of it; None if it never came there. In a task of its own, which nothing but the row's scope
@@ -560,6 +568,16 @@ class VllmEngine:
         self.llm._run_output_handler()  # Does nothing where it runs, which it does unless vLLM was made without a loop.
         await asyncio.wait([self.llm.output_handler])  # It passes on what vLLM says, and ends with vLLM.
         scope.cancel()
+
+
+def _need_readable(params: vllm.SamplingParams) -> None:
+    """As vLLM's process reads them, which checks what its constructor doesn't: on a value of another type it stops to
+    read for good, without a word, and every request waits for ever.
+
+    Raises:
+        TypeError, ValueError, MsgspecError: it can't.
+    """
+    MsgpackDecoder(vllm.SamplingParams).decode(MsgpackEncoder().encode(params))
 
 
 def _need_sleep_level(sleep_level: int) -> int:

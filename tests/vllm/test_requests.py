@@ -76,6 +76,17 @@ async def test_a_stop_token_outside_the_vocabulary_is_refused(engine: VllmEngine
         await engine.generate(ask(stop_token_ids=(VOCABULARY,)))
 
 
+@pytest.mark.parametrize("extra", [{"ignore_eos": "no"}, {"min_tokens": 1.0}, {"skip_special_tokens": 3}])
+async def test_a_value_that_vllms_process_cannot_read_is_refused_before_it_reads_no_more(
+    engine: VllmEngine, extra: dict[str, Any]
+) -> None:
+    with anyio.fail_after(10):
+        with pytest.raises(RequestRefused, match=r"Expected `(bool|int)`, got"):
+            await engine.generate(ask(extra=extra))
+
+        assert (await engine.generate(ask(extra={"ignore_eos": True, "min_tokens": 1}))).finish_reason == "length"
+
+
 async def test_the_models_own_end_ends_an_answer_and_is_part_of_it(engine: VllmEngine) -> None:
     ends = {"allowed_token_ids": [END]}
     ended = await engine.generate(ask(extra=ends))
