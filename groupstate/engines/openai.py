@@ -33,6 +33,7 @@ from groupstate.engines.http.weights import Checkpoints, Given
 from groupstate.engines.port import (
     FinishReason,
     Generation,
+    Home,
     InFlight,
     Request,
     State,
@@ -138,6 +139,7 @@ class OpenAIEngine:
         """Held while servers are paused, resumed, put to sleep, woken or given weights."""
         self._end: EngineDied | None = None
         self._closed = False
+        self._home = Home()
         self._fleet = Fleet(
             replicas_of(_checked_urls(urls), api_key),
             self._dialect,
@@ -207,6 +209,7 @@ class OpenAIEngine:
 
     async def generate(self, request: Request) -> Generation:
         need_request(request)
+        self._home.need("openai")
         self._check_alive()
         prompt_ids = self._checked_prompt(request)
         claim(request)

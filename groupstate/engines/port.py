@@ -7,6 +7,7 @@ Rule 4: an engine generates, is paused, or is asleep. `pause`, `sleep`, `wake`, 
 place each; the next place twice is the same as once, and what skips one is refused.
 """
 
+import asyncio
 import itertools
 import operator
 import os
@@ -146,6 +147,26 @@ def need_tokenizer(tokenizer: Any) -> "Tokenizer | None":
     if tokenizer is not None and not (callable(getattr(tokenizer, "encode", None)) and hasattr(tokenizer, "decode")):
         raise EngineError(f"tokenizer is {shown(tokenizer)}; it must be an object with encode and decode, or None")
     return tokenizer  # type: ignore[no-any-return]
+
+
+@attrs.define(eq=False)
+class Home:
+    """The event loop that an engine lives in: its locks and connections are of that one."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def need(self, engine: str) -> None:
+        """
+        Raises:
+            EngineError: this is another loop, and the engine's own runs.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop and self._loop.is_running():
+            raise EngineError(
+                f"the engine {engine!r} is used from two event loops at once; await it where it was used first, from a "
+                "thread by asyncio.run_coroutine_threadsafe(..., loop)"
+            )
+        self._loop = loop
 
 
 def need_request(request: Any) -> None:

@@ -17,6 +17,7 @@ from groupstate.core.events import VersionSpan
 from groupstate.engines.port import (
     FinishReason,
     Generation,
+    Home,
     InFlight,
     Request,
     State,
@@ -108,6 +109,7 @@ class ScriptedEngine:
         self._publishing_count = 0
         self._end: Exception | None = None
         self._closed = False
+        self._home = Home()
 
     @property
     def weight_version(self) -> int:
@@ -124,6 +126,7 @@ class ScriptedEngine:
 
     async def generate(self, request: Request) -> Generation:
         need_request(request)
+        self._home.need("scripted")
         self._check_alive()
         self._check(request)
         claim(request)

@@ -188,7 +188,10 @@ class Rollout:
                 self._engine,
                 self.params_of.get(group.group_id, self.params),
             )
-            await self._attempt(ctx)
+            try:
+                await self._attempt(ctx)
+            finally:
+                ctx.end()
             delay = self._retry_due(group.group_id, session, attempt)
             if delay is None:
                 return

@@ -4,6 +4,7 @@ Rule 1: whatever user code or an engine raises becomes that session's recorded f
 Rule 2: a session that ignores its cancellation is given up after a grace: recorded as lost, its results fenced.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ from groupstate.core.events import VersionSpan
 from groupstate.core.prompt import Prompt
 from groupstate.core.trajectory import Trajectory
 from groupstate.engines.port import Engine, Generation, Request, SamplingParams, token_ids_of
-from groupstate.errors import BadSettings, EngineError
+from groupstate.errors import BadSettings, EngineError, SessionStateError
 from groupstate.runtime.functions import call_problem, named
 from groupstate.runtime.transcript import Transcript
 
@@ -22,9 +23,16 @@ class RetryableError(Exception):
     """Raise it (or a subclass) from a session to have the session tried again, as `attempts_max` allows."""
 
 
+@attrs.define(eq=False)
+class _Attempt:
+    """What becomes of an attempt while its function has the context."""
+
+    is_over: bool = False
+
+
 @attrs.frozen
 class SessionContext:
-    """What a session function gets."""
+    """What a session function gets. It generates until the attempt has ended, and is given up with it."""
 
     group_id: str
     session: int
@@ -36,6 +44,7 @@ class SessionContext:
     """Current version when the attempt began."""
     engine: Engine | None
     params: SamplingParams
+    _attempt: _Attempt = attrs.field(factory=_Attempt, init=False, repr=False, eq=False)
 
     @property
     def key(self) -> str:
@@ -51,8 +60,15 @@ class SessionContext:
         Raises:
             RequestRefused: the engine can't serve it, now or later.
             EngineError: the engine can't serve it.
+            SessionStateError: the attempt has ended: whatever came of it nobody would take.
             BadInput, BadSettings: the prompt is no text and no token ids; a parameter of another kind than it must be.
         """
+        if self._attempt.is_over:
+            await asyncio.sleep(0)  # Who asks again and again must not keep the loop from everybody else.
+            raise SessionStateError(
+                f"session {self.session} of group {self.group_id!r} can't generate: its attempt {self.attempt} has "
+                "ended, by its return, its deadline or a cancellation; end what goes on in its name"
+            )
         sampling = self._params(params)
         if isinstance(prompt, str) and self._takes_text:
             request = Request((), sampling, text=prompt, affinity=self.key)
@@ -90,6 +106,10 @@ class SessionContext:
         if tokenizer is None:
             raise EngineError("this engine has no tokenizer, so it takes token ids and no text")
         return list(tokenizer.encode(prompt))
+
+    def end(self) -> None:
+        """The attempt has ended, for the rollout to say."""
+        self._attempt.is_over = True
 
     @property
     def _takes_text(self) -> bool:

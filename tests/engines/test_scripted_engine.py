@@ -1,5 +1,7 @@
 """What only the scripted engine promises."""
 
+import asyncio
+
 import anyio
 import pytest
 
@@ -52,3 +54,18 @@ async def test_an_answer_that_is_a_text_is_refused_by_name() -> None:
 
     with pytest.raises(EngineError, match=r"the script's answer to request r\d+ is the text 'ab'; .*encode"):
         await engine.generate(Request([1]))
+
+
+async def test_an_engine_is_not_used_from_two_loops_at_once() -> None:
+    engine = ScriptedEngine(lambda prompt_ids: [1])
+    await engine.generate(Request([1]))
+
+    with pytest.raises(EngineError, match="the engine 'scripted' is used from two event loops at once"):
+        await asyncio.to_thread(asyncio.run, engine.generate(Request([1])))
+    assert engine.in_flight_count == 0
+
+
+def test_an_engine_goes_on_in_another_loop_once_its_own_has_ended() -> None:
+    engine = ScriptedEngine(lambda prompt_ids: [1])
+    for _ in range(2):
+        assert asyncio.run(engine.generate(Request([1]))).token_ids == (1,)

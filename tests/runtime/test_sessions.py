@@ -11,7 +11,7 @@ import pytest
 from groupstate import Prompt, RetryableError, Rules, SamplingParams, SessionContext, Trajectory, session_from_reward
 from groupstate.core import events as ev
 from groupstate.engines.scripted import ScriptedEngine
-from groupstate.errors import BadSettings, EngineError, EngineUnavailable, RolloutDied
+from groupstate.errors import BadSettings, EngineError, EngineUnavailable, RolloutDied, SessionStateError
 from groupstate.simulate.loop import VirtualLoop, run_virtual
 from tests.runtime.scenes import events, half_right, opened, returning, virtual
 
@@ -522,6 +522,50 @@ async def test_generating_without_an_engine_says_what_is_missing(loop):
 
     assert isinstance(error, BadSettings)
     assert "open_run(engine=...)" in str(error)
+
+
+@virtual
+async def test_what_goes_on_in_the_name_of_a_session_that_has_ended_generates_nothing(loop):
+    left_behind = []
+
+    async def session(ctx):
+        async def go_on():
+            while True:
+                await ctx.generate("abcd")
+
+        left_behind.append(asyncio.ensure_future(go_on()))
+        await anyio.sleep(10)
+        return Trajectory(reward=1.0)
+
+    engine = shouting()
+    async with opened(loop, session=session, engine=engine) as run:
+        run.submit("p", group_id="g")
+        await run.sample(1)
+        with pytest.raises(SessionStateError, match="session 0 of group 'g' can't generate: its attempt 1 has ended"):
+            await left_behind[0]
+        await asyncio.wait(left_behind)
+
+        assert engine.in_flight_count == 0
+        assert {type(task.exception()) for task in left_behind} == {SessionStateError}
+
+
+@virtual
+async def test_a_session_that_was_given_up_generates_no_more(loop):
+    async def deaf(ctx):
+        while True:
+            try:
+                await ctx.generate("abcd")
+            except asyncio.CancelledError:
+                pass
+
+    engine = shouting()
+    async with opened(loop, session=deaf, engine=engine, cancel_grace_s=2.0) as run:
+        run.submit("p", group_id="g")
+        await anyio.sleep(1)
+        run.cancel("g")
+        await anyio.sleep(20)
+
+        assert engine.in_flight_count == 0
 
 
 @virtual
