@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +190,10 @@ async def test_a_vllm_whose_log_probabilities_are_others_is_refused(
 
 def children() -> set[str]:
     """Processes that this one has started and that run."""
-    found = set()
+    found: set[str] = set()
     for path in Path("/proc/self/task").iterdir():
-        found |= set((path / "children").read_text().split())
+        with suppress(FileNotFoundError):  # A thread that has ended since it was listed.
+            found |= set((path / "children").read_text().split())
     commands = {child: Path(f"/proc/{child}/cmdline").read_text() for child in found}
     # One that was killed and that nobody has asked for yet has no command any more.
     return {child for child, command in commands.items() if command and "resource_tracker" not in command}
