@@ -19,9 +19,10 @@ from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller, Waiter
 from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.ledger import CANCELLED, Ledger
-from tests.core.plain_rules import Model
-from tests.core.plain_run import Group, Row, Told
-from tests.core.plain_settings import METRIC, Tape, prompts_of, rules_of, source_of
+from groupstate.testing.plain.model import Model
+from groupstate.testing.plain.run import Group, Row
+from groupstate.testing.plain.settings import METRIC, Tape, prompts_of, rules_of, source_of
+from groupstate.testing.plain.told import difference, told
 
 STEP_MAX = 2**24 - 1
 """The highest number of a step. Hypothesis draws higher ones less evenly."""
@@ -31,41 +32,6 @@ GROUPS_MAX = 40
 
 
 # Both sides ------------------------------------------------------------------------------------------
-
-
-def told(event: ev.AnyEvent) -> Told:
-    """What the model has to say of an event."""
-    kind = type(event).__name__
-    fields = _FIELDS.get(kind)
-    if fields is not None:
-        return (kind, *(getattr(event, field) for field in fields))
-    assert isinstance(event, ev.AdmissionHeld), f"the model knows no {kind}"
-    return kind, bool(event.reason)
-
-
-_FIELDS = {
-    "WeightsPublished": ("weight_version",),
-    "SourceExhausted": (),
-    "RunRecovered": ("weight_version",),
-    "DatasetStarved": ("dataset", "versions", "open_groups", "evicted"),
-    "GroupSubmitted": (
-        "group_id", "size", "partition", "weight_version", "cause", "dataset", "source_position", "target_version",
-        "oversample",
-    ),
-    "GroupFinished": ("group_id", "partial"),
-    "GroupFailed": ("group_id", "cancelled"),
-    "GroupEvicted": ("group_id", "reasons", "lag", "credit", "shared_value"),
-    "GroupRequeued": ("group_id", "by_rule"),
-    "RefillForfeited": ("count", "reason"),
-    "SessionStarted": ("group_id", "session", "attempt"),
-    "SessionFinished": ("group_id", "session", "attempt"),
-    "SessionFailed": ("group_id", "session", "attempt", "failure", "retry_in_s"),
-    "BatchRequested": ("request", "partition", "size"),
-    "BatchRequestCancelled": ("request", "reason"),
-    "BatchSampled": ("batch", "request", "partition", "group_ids", "lags"),
-    "BatchCommitted": ("batch",),
-    "BatchReturned": ("batch", "reason"),
-}  # fmt: skip
 
 
 class Scene:
@@ -220,11 +186,6 @@ class Scene:
         self.controller.settle()
         self.model.recover(version)
         self.compare()
-
-
-def difference(real: list[Told], plain: list[Told]) -> str:
-    same = next((i for i, (a, b) in enumerate(zip(real, plain, strict=False)) if a != b), min(len(real), len(plain)))
-    return f"after {real[:same]}\nthe library recorded {real[same:]}\nand the model expected {plain[same:]}"
 
 
 def _trajectory(row: Row) -> Trajectory:

@@ -16,7 +16,7 @@ from groupstate.core import events as ev
 from groupstate.core.rules import Rules, recorded_rules
 from groupstate.runtime.ledger import DOOMED, SPARE
 from tests.core.plain_scenes import STEP_MAX, played
-from tests.core.plain_settings import SETTINGS
+from groupstate.testing.plain.settings import SETTINGS
 
 SETTING_NUMBERS = st.lists(st.integers(0, 2**16 - 1), min_size=SETTINGS, max_size=SETTINGS)
 

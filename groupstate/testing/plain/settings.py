@@ -10,7 +10,7 @@ from groupstate.core.prompt import Prompt
 from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots, recorded_rules
 from groupstate.errors import BadSettings
 from groupstate.runtime.sources import ListSource, MixedSource, Source
-from tests.core.plain_run import Prompts
+from groupstate.testing.plain.run import Prompts
 
 SETTINGS = 48
 """Numbers that settings are chosen by."""

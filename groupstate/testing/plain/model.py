@@ -1,16 +1,35 @@
 """The rules as a reader of docs/rules.md would carry them out by hand: slow, and on all groups at every decision.
 
 Rule 1: no code of groupstate decides anything here; of `Rules` only the settings are read.
-Rule 2: the model is told only what comes from outside, and says what must be written into the log for it.
+Rule 2: the model is told only what comes from outside, and says what must be written into the log for it. What a
+selection of the user's own answers comes from outside too.
 """
 
 import statistics
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
 
 from groupstate.core.rules import Capacity, PerBatch, Slots
-from tests.core.plain_run import ENDED, IN_FLIGHT, Group, Owed, Prompts, Request, Run, Use
+from groupstate.testing.plain.run import ENDED, IN_FLIGHT, Group, Owed, Prompts, Request, Run, Use
+
+
+@attrs.frozen
+class Said:
+    """What a selection of the user's own answered, when it was asked."""
+
+    request: int
+    selected: Sequence[str] = ()
+    """Group ids."""
+    dropped: Sequence[tuple[str, str]] = ()
+    """Group ids, and the reason of each."""
 
 
 class Model(Run):
+    answers: deque[Said] | None = None
+    """Of the user's own selection, in the order in which it was asked; None where the rules select."""
+
     # What follows ------------------------------------------------------------------------------------
 
     def settle(self) -> None:
@@ -65,7 +84,7 @@ class Model(Run):
                 leaving.append((g, reasons))
             elif self._lacks_metric(g):
                 self.missing.add(g.name)
-            elif not g.looked_at:
+            elif not g.looked_at and self.answers is None:
                 self.streak = 0  # It has become sampleable.
             g.looked_at = True
         gone = {g.name for g, _ in leaving} | {g.name for g in again}
@@ -77,9 +96,9 @@ class Model(Run):
         for g in again:
             self.start_over(g, by_rule=True)
 
-    def _evict(self, g: Group, reasons: list[str], credit: int) -> None:
+    def _evict(self, g: Group, reasons: list[str], credit: int, *, by_rules: bool = True) -> None:
         lag = self.lag(g)
-        shared = self._shared_value(g) if "zero_variance" in reasons else None
+        shared = self._shared_value(g) if by_rules and "zero_variance" in reasons else None
         self.come(g, "evicted")
         self.uses[g.dataset].evicted += 1
         self.missing.discard(g.name)
@@ -149,6 +168,8 @@ class Model(Run):
 
     def _credit(self, reasons: list[str], *, unmet: bool) -> int:
         """The matrix."""
+        if "surplus" in reasons:
+            return 0
         if self.rules.mode == "async":
             return 1
         if not unmet:
@@ -223,7 +244,6 @@ class Model(Run):
             target = self._refill_target(credit) if self.rules.selection == "exact_version" else None
             if not self.draw("refill", credit.size, target):
                 return
-            self.owed.popleft()
 
     # The source
 
@@ -245,7 +265,16 @@ class Model(Run):
             return False
         position = prompts.next[name]
         prompts.next[name] += 1
-        self.new_group(cause, n or prompts.lists[name][position], dataset=name, target=target, position=position)
+        if cause == "refill":
+            self.owed.popleft()
+        self.new_group(
+            cause,
+            n or prompts.lists[name][position],
+            dataset=name,
+            target=target,
+            position=position,
+            name=prompts.names[position] if prompts.names is not None else None,
+        )
         return True
 
     @staticmethod
@@ -299,9 +328,28 @@ class Model(Run):
     def serve(self) -> None:
         for partition in sorted(self.partitions):
             for request in self.waiting(partition):
-                if not self._may_serve(request):
+                if self.answers is not None and partition == "train":
+                    served = self._serve_as_answered(request, self.answers)
+                elif served := self._may_serve(request):
+                    self._serve(request)
+                if not served:
                     break  # A later one doesn't overtake.
-                self._serve(request)
+
+    def _serve_as_answered(self, request: Request, answers: deque[Said]) -> bool:
+        if self.missing or self.is_held() or (self.filters_in_sync and self.in_flight()):
+            return False
+        assert answers, f"the rule must be asked for request {request.number} here, and wasn't"
+        said = answers.popleft()
+        assert said.request == request.number, f"the rule was asked for request {said.request}, not {request.number}"
+        dropped = [(self.groups[name], reason) for name, reason in said.dropped]
+        staying = len(self.ready()) - sum(self.is_sampleable(g) for g, _ in dropped)
+        for g, reason in dropped:
+            self._evict(g, [reason], self._credit([reason], unmet=staying < request.size), by_rules=False)
+            self.streak += 1
+        if said.selected:
+            self.streak = 0
+            self._claim(request, [self.groups[name] for name in said.selected])
+        return bool(said.selected)
 
     def _may_serve(self, request: Request) -> bool:
         if len(self.ready(request.partition, servable=True)) < request.size:
@@ -319,6 +367,10 @@ class Model(Run):
         if trains and self.filters_in_sync and not self.exhausted and request.size >= (self.rules.batch_size or 0):
             for g in sorted(rest, key=lambda g: (g.counts_from, g.number)):
                 self._evict(g, ["surplus"], 0)
+        self._claim(request, chosen)
+
+    def _claim(self, request: Request, chosen: list[Group]) -> None:
+        trains = request.partition == "train"
         self.batch_count += 1
         lags = tuple(self.lag(g) for g in chosen)
         names = [g.name for g in chosen]
@@ -423,5 +475,5 @@ class Model(Run):
         for name, use in sorted(self.uses.items()):
             opened = self.open_of(name)
             if (opened or use.new) and self.version - use.told >= bound:
-                self.say("DatasetStarved", name, self.version - use.since, opened, use.evicted)
                 use.told, use.new = self.version, 0
+                self.say("DatasetStarved", name, self.version - use.since, opened, use.evicted)

@@ -2,6 +2,8 @@
 
 Rule 1: no code of groupstate decides anything here; of `Rules` only the settings are read.
 Rule 2: what is remembered is what happened, never what follows from it; every question looks at all groups anew.
+Rule 3: what an event does is done before it is written, so that a run that dies right after a write is one that can be
+recovered.
 """
 
 from collections import Counter, deque
@@ -16,6 +18,10 @@ Told = tuple[Any, ...]
 
 IN_FLIGHT = ("pending", "running")
 ENDED = ("finished", "failure")
+
+
+class Died(Exception):
+    """The process was to die after so many writes, and that was the last of them."""
 
 
 @attrs.define
@@ -112,6 +118,8 @@ class Prompts:
     mixed: bool = False
     breaks_at: int | None = None
     """Index of the prompt at which it raises, for ever."""
+    names: list[str] | None = None
+    """Ids of the groups of its one list; None for ids that the run makes."""
     next: Counter[str] = attrs.field(factory=Counter)
     dry: set[str] = attrs.field(factory=set)
     """Datasets that gave none when they were asked."""
@@ -143,6 +151,8 @@ class Run:
         """In the order in which they were heard of."""
         self.deadlines: list[tuple[float, int, str, int | None, int]] = []
         self.starvation_due = False
+        self.writes_left: int | None = None
+        """Writes until the process dies; None while it doesn't."""
         self.out: list[Told] = []
 
     def said(self) -> list[Told]:
@@ -151,6 +161,14 @@ class Run:
 
     def say(self, *told: Any) -> None:
         self.out.append(told)
+        self.written()
+
+    def written(self) -> None:
+        """All that was told is in the log. Of a session's end and its group's it is both or none."""
+        if self.writes_left is not None:
+            self.writes_left -= 1
+            if not self.writes_left:
+                raise Died
 
     def settle(self) -> None:
         raise NotImplementedError
@@ -246,8 +264,17 @@ class Run:
 
     # From outside: groups and sessions ---------------------------------------------------------------
 
-    def submit(self, n: int | None, *, partition: str, dataset: str, stamp: int | None, target: int | None) -> None:
-        self.new_group("submit", n, partition=partition, dataset=dataset, stamp=stamp, target=target)
+    def submit(
+        self,
+        n: int | None,
+        *,
+        partition: str = "train",
+        dataset: str = "",
+        stamp: int | None = None,
+        target: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.new_group("submit", n, partition=partition, dataset=dataset, stamp=stamp, target=target, name=name)
         self.settle()
 
     def new_group(
@@ -260,6 +287,7 @@ class Run:
         stamp: int | None = None,
         target: int | None = None,
         position: int = -1,
+        name: str | None = None,
     ) -> None:
         trains = partition == "train"
         if trains and self.rules.selection == "exact_version" and target is None:
@@ -267,7 +295,7 @@ class Run:
         needed = n or self.group_size
         spare = self.rules.oversample if trains else 0
         stamp = self.version if stamp is None else stamp
-        name = f"g{len(self.groups) + 1}"
+        name = f"g{len(self.groups) + 1}" if name is None else name
         self._hear_of(partition)
         if trains:
             self._count_use(dataset)
@@ -310,7 +338,7 @@ class Run:
             self._fail_session(g, number, "empty")
         else:
             session.state, session.rows = "finished", rows
-            self.say("SessionFinished", name, number, session.attempt)
+            self.out.append(("SessionFinished", name, number, session.attempt))
             self._end_if_settled(g)
         self.settle()
 
@@ -324,15 +352,17 @@ class Run:
         session = g.sessions[number]
         again = retryable and session.tries < self.rules.attempts_max and not g.filled
         delay = self.rules.retry_delay_s * 2 ** (session.tries - 1) if again else None
-        self.say("SessionFailed", g.name, number, session.attempt, kind, delay)
+        self.out.append(("SessionFailed", g.name, number, session.attempt, kind, delay))
         if again:
             session.state, session.attempt, session.tries = "waiting", session.attempt + 1, session.tries + 1
+            self.written()
             return
         session.state = "failed"
         self._end_if_settled(g, cancels=cancels)
 
     def _end_if_settled(self, g: Group, *, cancels: bool = False) -> None:
         if g.count("finished") + g.count("failed") < len(g.sessions):
+            self.written()
             return
         least = self.rules.survivors_min
         cancels = cancels and g.count("finished") < len(g.sessions)
@@ -350,6 +380,24 @@ class Run:
     def come(self, g: Group, phase: str) -> None:
         if g.phase != phase:
             g.phase, g.came = phase, self.tick()
+
+    def late(self, name: str, number: int, attempt: int, result: str) -> None:
+        """A result that comes too late, or once more. It changes nothing, so nothing follows."""
+        self.say("ResultFenced", name, number, attempt, result, self.why_late(name, number, attempt, result))
+
+    def why_late(self, name: str, number: int, attempt: int, result: str) -> str:
+        """Empty for one that is in time."""
+        g = self.groups[name]
+        session = g.sessions[number]
+        if g.phase in ("evicted", "committed"):
+            return "gone"
+        if attempt != session.attempt:
+            return "attempt"
+        if session.state in (result, "open" if result == "started" else result):
+            return "duplicate"
+        if session.state in ("finished", "failed"):
+            return "settled" if g.in_flight else "terminal"
+        return ""
 
     def _version_by_basis(self, g: Group) -> int:
         per_session = []
