@@ -71,7 +71,7 @@ class PerDataset(Settings, frozen=True):
     tolerance: float | None = None
 
 
-class Rules(Settings, frozen=True):
+class Rules(Settings, frozen=True, repr_omit_defaults=True):
     LEAST: ClassVar[Mapping[str, float]] = {
         "batch_size": 1,
         "lag_max": 0,

@@ -15,7 +15,8 @@ sessions `g7.0`; where a session belongs, the bare group id means all of them in
     sample N        partition= version=; served at once if it can be, else it waits
     withdraw [N]    the N-th sample(), from 1, stops waiting; without N the latest
     commit B, release B
-    recover         at=MARK version=V: the process dies, and the log is opened again
+    recover         at=MARK version=V: the process dies, and the log is opened again; dies=N, as the next
+    dies N          after N more writes to the log, be it in the middle of a line; the line after that is `recover`
     evict ID REASON[,REASON]    credit= lag=        (what rules do by themselves, for stories without rules)
     forfeit COUNT
 
@@ -24,7 +25,7 @@ Rule 2: after every event the log is replayed from its start, and the two books 
 that is written in this notation is a test of replay as well.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from groupstate.core import events as ev
@@ -37,6 +38,7 @@ from groupstate.core.rules import Rules
 from groupstate.core.select import selected
 from groupstate.core.supply import next_target
 from groupstate.core.trajectory import Trajectory
+from groupstate.errors import LogFailed
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller, Waiter
@@ -49,6 +51,22 @@ E = TypeVar("E", bound=ev.Event)
 
 START_NS: Final = 1_000_000_000_000
 """When every story begins; `wait` moves the clock and nothing else does."""
+
+
+class MortalLog(MemoryLog):
+    """A log whose process may die after some writes: what was to follow them isn't written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes_left: int | None = None
+        """Until it dies; None while it isn't going to."""
+
+    def post(self, records: Sequence[ev.Record]) -> None:
+        if self.writes_left == 0:
+            raise LogFailed("the process died here, as the story says")
+        super().post(records)
+        if self.writes_left is not None:
+            self.writes_left -= 1
 
 
 class Story:
@@ -64,6 +82,7 @@ class Story:
         weight_version: int = 0,
         controlled: bool | None = None,
         selection: CustomRule | None = None,
+        replays: bool = True,
     ) -> None:
         """
         Args:
@@ -73,10 +92,11 @@ class Story:
             admits: a rollout would be running, so that admission starts new prompts.
             controlled: False keeps the controller out although there are rules (the ledger reads some).
             selection: a function in place of the rules' own selection.
+            replays: False leaves the replay after each event out, for long stories that are replayed at their end.
         """
         self._selection = selection
         self.rules = rules or Rules()
-        self.log = MemoryLog()
+        self.log = MortalLog()
         self.now_ns = START_NS
         self.waiters: list[Waiter] = []
         self.fenced: list[ev.FenceReason | None] = []
@@ -85,13 +105,15 @@ class Story:
         self._source = None if source is None else [Prompt(group_id=name) for name in source]
         self._group_size = group_size
         self._admits = admits
+        self._replays = replays
         self._open()
         recovery.start(self.ledger, run_id="story", weight_version=weight_version, seed=0)
 
     def _open(self) -> None:
         self.ledger = Ledger(self.log, self.rules, clock_ns=lambda: self.now_ns)
         recovery.load(self.ledger)
-        self.ledger.observers.append(self._check_replay)
+        if self._replays:
+            self.ledger.observers.append(self._check_replay)
         self.controller: Controller | None = None
         if self._controlled:
             source = None if self._source is None else ListSource(self._source)
@@ -112,8 +134,19 @@ class Story:
             handler = _VERBS.get(verb)
             if handler is None:
                 raise ValueError(f"line {line!r} begins with {verb!r}; verbs are {', '.join(_VERBS)}")
-            handler(self, words)
+            if self.died and verb != "recover":
+                raise ValueError(f"line {line!r} comes after the process died; the next line is 'recover'")
+            try:
+                handler(self, words)
+            except LogFailed:
+                if not self.died:
+                    raise
         return self
+
+    @property
+    def died(self) -> bool:
+        """`dies` has come true; only `recover` can follow."""
+        return self.log.writes_left == 0
 
     def record(self, event: ev.AnyEvent) -> None:
         """An event that the notation has no verb for; the rules run after it."""
@@ -297,8 +330,12 @@ class Story:
     def _release(self, words: list[str]) -> None:
         self.record(ev.BatchReturned(int(words[0]), "told so"))
 
+    def _dies(self, words: list[str]) -> None:
+        self.log.writes_left = int(words[0])
+
     def _recover(self, words: list[str]) -> None:
         options = _options(words)
+        self.log.writes_left = int(options["dies"]) if "dies" in options else None
         self._open()
         version = int(options["version"]) if "version" in options else None
         resume_at = self._kept_mark(int(options["at"])) if "at" in options else None
@@ -343,6 +380,7 @@ _VERBS: Final[dict[str, Callable[[Story, list[str]], None]]] = {
     "commit": Story._commit,
     "release": Story._release,
     "recover": Story._recover,
+    "dies": Story._dies,
 }
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from groupstate.core import events as ev
 from groupstate.core.rules import Rules, recorded_rules
 from groupstate.runtime.ledger import DOOMED, SPARE
-from tests.core.plain_scenes import STEP_MAX, played
 from groupstate.testing.plain.settings import SETTINGS
+from tests.core.plain_scenes import STEP_MAX, played
 
 SETTING_NUMBERS = st.lists(st.integers(0, 2**16 - 1), min_size=SETTINGS, max_size=SETTINGS)
 

@@ -461,10 +461,13 @@ class Run:
             if not g.in_flight:
                 continue
             if number is None:
-                if g.requeues == attempt:
-                    self.end(g, "timeout", cancels=False)
+                if g.requeues != attempt:
+                    continue
+                self.end(g, "timeout", cancels=False)
             elif (g.sessions[number].state, g.sessions[number].attempt) == ("open", attempt):
                 self._fail_session(g, number, "timeout", retryable=True)
+            else:
+                continue
             self.settle()
 
     def _watch(self, seconds: float, name: str, number: int | None, attempt: int) -> None:
@@ -515,7 +518,7 @@ class Run:
         self.requests.clear()
         self.missing.clear()
         self.deadlines.clear()
-        self.streak, self.exhausted, self.broken = 0, False, False
+        self.streak, self.exhausted, self.broken, self.starvation_due = 0, False, False, False
         for g in self._in_phase("pending"):
             self._watch_group(g)
         self.version = version

@@ -3,7 +3,8 @@
 Rule: a lower number stands for a plainer choice, so that what Hypothesis shrinks becomes plainer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from groupstate.core.prompt import Prompt
@@ -33,8 +34,12 @@ class Tape:
         return options[self.upto(len(options))]
 
 
-def rules_of(numbers: Sequence[int]) -> Rules | None:
-    """Rules by these choices; None if they contradict each other."""
+def rules_of(numbers: Sequence[int], given: Mapping[str, Any] = MappingProxyType({})) -> Rules | None:
+    """Rules by these choices; None if they contradict each other.
+
+    Args:
+        given: settings that are as they are, whatever the numbers say.
+    """
     left = iter(numbers)
 
     def pick(*options: Any) -> Any:
@@ -96,7 +101,7 @@ def rules_of(numbers: Sequence[int]) -> Rules | None:
         "code": PerDataset(share=pick(None, 0.5, 0.0), lag_max=pick(None, 2), tolerance=None),
     }
     settings["datasets"] = pick({}, own, {"math": own["math"]})
-    settings = _without_contradictions(settings)
+    settings = {**_without_contradictions({**settings, **given}), **given}
     try:
         return recorded_rules(settings)
     except BadSettings:

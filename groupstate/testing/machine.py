@@ -1,0 +1,210 @@
+"""A hypothesis state machine that drives the real ledger and rules beside a plain model: for rules of your own.
+
+    class LongestFirst(GroupMachine):
+        selection = longest_first
+
+        def promise(self, asked):
+            assert all(a.size >= b.size for a in asked.selected for b in asked.passed_over)
+
+    TestLongestFirst = LongestFirst.TestCase
+
+After every step the invariants hold, the model expects each event that was recorded, in order, and nobody waits for
+what can't come; in the end everything goes well, and whoever waits must have an answer. A failure is a `BrokenStory`.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from groupstate.core.custom import CustomRule
+from groupstate.core.rules import Rules
+from groupstate.errors import MissingExtra
+from groupstate.testing import strategies
+from groupstate.testing.moves import Moves
+from groupstate.testing.notation import Story
+from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
+from groupstate.testing.twin import Asked, Twin
+
+try:
+    from hypothesis import strategies as st
+    from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+except ModuleNotFoundError as error:
+    raise MissingExtra("groupstate.testing.machine", "hypothesis", "testing") from error
+
+
+ONE_OR_TWO = st.lists(PICKS, min_size=1, max_size=1) | st.lists(PICKS, min_size=1, max_size=2)
+
+
+class GroupMachine(RuleBasedStateMachine):
+    run_rules: ClassVar[Rules | None] = None
+    """The rules that every story is played under. None with a `selection`: `Rules()`; without one: others each time."""
+    selection: ClassVar[Any] = None
+    """A selection of your own: the function itself."""
+    values: ClassVar[Sequence[float]] = VALUES
+    """Of the metric that sessions report (`filter_metric`, or `reward`). Put the bounds of your rule among them."""
+    sources: ClassVar[Sequence[int | None]] = (100, 3, None, 8)
+    """How many prompts the source may have; None for no source."""
+    patient: ClassVar[bool] = False
+    """The selection may keep a sampler waiting although enough groups are sampleable and nothing is in flight."""
+    failures: ClassVar[bool] = True
+    """Sessions may fail, return nothing, and be cancelled."""
+    deaths: ClassVar[bool] = True
+    """The process may die, in the middle of whatever happens, and the run be recovered."""
+
+    def promise(self, asked: Asked) -> None:
+        """What each answer of `selection` is held against; override it, and assert what the rule is meant to give."""
+
+    @property
+    def story(self) -> Story:
+        """The real side: `story.book`, `story.batches()`, `story.evicted()`. For `@invariant()` methods of your own."""
+        story = self.twin.story
+        assert story is not None
+        return story
+
+    # The steps ---------------------------------------------------------------------------------------
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        rules = self._rules(data)
+        count = data.draw(st.sampled_from(list(self.sources)), "prompts of the source")
+        self.twin = Twin(
+            rules=rules,
+            source=None if count is None else strategies.names(count),
+            admits=count is not None and data.draw(st.booleans(), "a rollout is running"),
+            selection=self._selection(),
+            promise=self.promise,
+            patient=self.patient,
+        )
+        self.moves = Moves(self.twin, values=self.values)
+
+    def _rules(self, data: st.DataObject) -> Rules:
+        if self.run_rules is not None or self._selection() is not None:
+            return self.run_rules or Rules()
+        return data.draw(strategies.rules(), "rules")
+
+    @classmethod
+    def _selection(cls) -> CustomRule | None:
+        """The function, which isn't a method although it stands in a class."""
+        found = inspect.getattr_static(cls, "selection")
+        function: CustomRule | None = found.__func__ if isinstance(found, staticmethod) else found
+        return function
+
+    @precondition(lambda self: self.moves.can_submit())
+    @rule(size=st.integers(1, 3), partition=PARTITIONS, dataset=st.sampled_from(["", "math", "code"]))
+    def submit(self, size: int, partition: str, dataset: str) -> None:
+        self.moves.submit(size, partition, dataset)
+
+    @precondition(lambda self: self.moves.can_start())
+    @rule(pick=PICKS, alone=st.booleans())
+    def start(self, pick: int, alone: bool) -> None:
+        self.moves.start(pick, alone)
+
+    @precondition(lambda self: self.moves.can_finish())
+    @rule(pick=PICKS, values=ONE_OR_TWO, versions=VERSIONS)
+    def finish(self, pick: int, values: list[int], versions: tuple[int, ...]) -> None:
+        self.moves.finish(pick, self._values(values), versions)
+
+    @precondition(lambda self: self.moves.can_finish_group())
+    @rule(pick=PICKS, values=st.lists(PICKS, min_size=1, max_size=3), partition=PARTITIONS)
+    def finish_group(self, pick: int, values: list[int], partition: str) -> None:
+        self.moves.finish_group(pick, self._values(values), partition)
+
+    @precondition(lambda self: self.moves.can_finish_group())
+    @rule(count=st.integers(1, 3), values=st.lists(PICKS, min_size=1, max_size=3))
+    def finish_groups(self, count: int, values: list[int]) -> None:
+        """Several at once, since single steps seldom lead to a batch."""
+        for number in range(count):
+            if self.moves.can_finish_group():
+                self.moves.finish_group(number, self._values(values))
+
+    @precondition(lambda self: self.failures and self.moves.can_finish())
+    @rule(pick=PICKS, kind=FAILURES, retryable=st.booleans())
+    def fail(self, pick: int, kind: str, retryable: bool) -> None:
+        self.moves.fail(pick, kind, retryable)
+
+    @precondition(lambda self: self.failures and self.moves.can_finish())
+    @rule(pick=PICKS)
+    def fail_group(self, pick: int) -> None:
+        self.moves.fail_group(pick)
+
+    @precondition(lambda self: self.failures and self.moves.can_finish())
+    @rule(pick=PICKS)
+    def finish_with_nothing(self, pick: int) -> None:
+        self.moves.finish(pick, [])
+
+    @precondition(lambda self: self.twin.rules.has_own_selection is False and self.moves.can_finish())
+    @rule(pick=PICKS)
+    def finish_without_the_metric(self, pick: int) -> None:
+        self.moves.finish(pick, [None])
+
+    @precondition(lambda self: self.moves.can_be_late())
+    @rule(pick=st.integers(0, 29))
+    def late(self, pick: int) -> None:
+        self.moves.late(pick)
+
+    @precondition(lambda self: self.failures and self.moves.can_finish())
+    @rule(pick=PICKS)
+    def cancel(self, pick: int) -> None:
+        self.moves.cancel(pick)
+
+    @precondition(lambda self: self.failures and self.moves.can_requeue())
+    @rule(pick=PICKS)
+    def requeue(self, pick: int) -> None:
+        self.moves.requeue(pick)
+
+    @precondition(lambda self: self.moves.is_alive())
+    @rule(step=st.sampled_from([1, 2, 0]))
+    def publish(self, step: int) -> None:
+        self.moves.publish(step)
+
+    @precondition(lambda self: self.moves.is_alive())
+    @rule(seconds=SECONDS)
+    def wait(self, seconds: float) -> None:
+        self.moves.wait(seconds)
+
+    @precondition(lambda self: self.moves.is_alive())
+    @rule(size=st.integers(1, 3), partition=PARTITIONS)
+    def sample(self, size: int, partition: str) -> None:
+        self.moves.sample(size, partition)
+
+    @precondition(lambda self: self.moves.can_withdraw())
+    @rule(pick=PICKS)
+    def withdraw(self, pick: int) -> None:
+        self.moves.withdraw(pick)
+
+    @precondition(lambda self: self.moves.can_be_undelivered())
+    @rule(pick=PICKS)
+    def undelivered(self, pick: int) -> None:
+        self.moves.undelivered(pick)
+
+    @precondition(lambda self: self.moves.has_batch())
+    @rule(pick=PICKS)
+    def commit(self, pick: int) -> None:
+        self.moves.commit(pick)
+
+    @precondition(lambda self: self.moves.has_batch())
+    @rule(pick=PICKS)
+    def release(self, pick: int) -> None:
+        self.moves.release(pick)
+
+    @precondition(lambda self: self.deaths)
+    @rule(step=STEPS, dies=st.none() | st.integers(1, 4))
+    def recover(self, step: int, dies: int | None) -> None:
+        self.moves.recover(step, dies)
+
+    @precondition(lambda self: self.deaths and self.moves.can_die())
+    @rule(writes=st.integers(1, 4))
+    def die(self, writes: int) -> None:
+        self.moves.die(writes)
+
+    def _values(self, picks: Sequence[int]) -> list[float]:
+        return [self.values[pick % len(self.values)] for pick in picks]
+
+    def teardown(self) -> None:
+        """All goes well in the end, unless something is wrong already."""
+        if not self._is_broken():
+            self.twin.end_well((self.values[0], self.values[-1]))
+
+    def _is_broken(self) -> bool:
+        twin = getattr(self, "twin", None)
+        return twin is None or twin.broken is not None

@@ -1,0 +1,501 @@
+"""A story told twice: to the real ledger and rules, and to the plain model of them; compared after every line.
+
+    twin = Twin(rules=Rules(lag_max=1), source=["r1", "r2"])
+    twin.submit("a", 2)
+    twin.finish_group("a", [0.0, 1.0])
+    twin.sample(1)
+
+Rule 1: each method is one line of the notation, or a few; what can't happen now is the caller's mistake.
+Rule 2: whatever turns out wrong is a `BrokenStory`, whose text can be pasted as a test.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core import explain as explaining
+from groupstate.core.book import Book, replayed
+from groupstate.core.custom import CustomRule, Drop, Select
+from groupstate.core.group import Group as RealGroup
+from groupstate.core.held import OpenRequest
+from groupstate.core.invariants import INVARIANTS, Checker
+from groupstate.core.rules import Rules
+from groupstate.errors import CustomRuleError, GroupstateError
+from groupstate.testing.notation import Story
+from groupstate.testing.plain.model import Model, Said
+from groupstate.testing.plain.run import ENDED, IN_FLIGHT, Died, Group, Prompts, Row
+from groupstate.testing.plain.told import difference, told
+
+METRIC: Final = "reward"
+"""What sessions are told to have, unless the rules filter by another metric."""
+
+ROUNDS_MAX: Final = 150
+"""Times that all that is in flight ends, at the end of a story, before whoever waits must have an answer."""
+
+
+class BrokenStory(AssertionError):
+    """A story in which something isn't as it must be. The text holds the story, as a test to be pasted."""
+
+    def __init__(self, what: str, lines: Sequence[str], arguments: str) -> None:
+        self.what = what
+        """What is wrong, and what would be right."""
+        self.lines = list(lines)
+        """The story until there, in the notation of `groupstate.testing.notation`."""
+        told = "".join(f"    {line!r},\n" for line in lines)
+        super().__init__(f"{what}\n\nThe story, of which the last line shows it:\n\nplay(\n{told}{arguments})")
+
+
+@attrs.frozen
+class Asked:
+    """A selection of the user's own, asked once: what it saw and what it answered."""
+
+    book: Book
+    """As it was seen; only good while the promise is checked."""
+    rules: Rules
+    request: OpenRequest
+    ready: tuple[RealGroup, ...]
+    """The sampleable training groups, oldest first."""
+    selected: tuple[RealGroup, ...]
+    """In the order of the answer; empty if the sampler waits on."""
+    dropped: tuple[RealGroup, ...]
+
+    @property
+    def passed_over(self) -> tuple[RealGroup, ...]:
+        """Sampleable groups that were neither selected nor dropped."""
+        named = {group.group_id for group in (*self.selected, *self.dropped)}
+        return tuple(group for group in self.ready if group.group_id not in named)
+
+    def lag(self, group: RealGroup) -> int:
+        return self.book.lag(group)
+
+
+Promise = Callable[[Asked], None]
+"""Raises (an assertion, mostly) where an answer of a rule isn't what the rule is meant to give."""
+
+
+class Twin:
+    """
+    Attributes:
+        lines: the story so far.
+        model: the plain side; look at its groups, requests and batches to see what can happen next.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: Rules | None = None,
+        source: Sequence[str] | None = None,
+        group_size: int = 2,
+        admits: bool = False,
+        selection: CustomRule | None = None,
+        promise: Promise | None = None,
+        patient: bool = False,
+        real: bool = True,
+    ) -> None:
+        """
+        Args:
+            rules, source, group_size, admits, selection: as for `play`.
+            promise: holds each answer of `selection` against what it is meant to give.
+            patient: the selection may keep a sampler waiting although enough groups are sampleable and nothing is
+                under way. Else that is told as a sampler that waits for ever.
+            real: False tells the story to the model alone. Such a story can't have a selection of its own.
+        """
+        assert real or selection is None, "what a rule of the user's own answers, the model doesn't know by itself"
+        rules = self._given = rules or Rules()
+        if selection is not None:
+            rules = rules.changed(selection=path_of(selection))
+        self.rules = rules
+        self.metric = rules.filter_metric or METRIC
+        self.lines: list[str] = []
+        self._selection = selection
+        self._promise = promise
+        self._patient = patient
+        self._answers: deque[Said] = deque()
+        self._problem: Exception | None = None
+        """What was found in the middle of a line, where an exception would be taken for the rule's own."""
+        self._source, self._group_size, self._admits = source, group_size, admits
+        prompts = None if source is None else Prompts({"": [None] * len(source)}, names=list(source))
+        self.model = Model(rules, prompts, group_size=group_size)
+        self.model.admits = admits
+        self.model.answers = None if selection is None else self._answers
+        self.story: Story | None = None
+        self.broken: BrokenStory | None = None
+        self.checker = Checker()
+        self._compared = 0
+        self.sampled: list[int] = []
+        """Requests of the waiters in `story.waiters`, in their order."""
+        if real:
+            self.story = Story(
+                rules=rules,
+                source=source,
+                group_size=group_size,
+                admits=admits,
+                selection=None if selection is None else self._ask,
+                replays=False,
+            )
+            self._feed()
+            self.model.said()
+
+    # Lines -------------------------------------------------------------------------------------------
+
+    def submit(self, name: str, size: int, *, partition: str = ev.TRAIN, dataset: str = "") -> None:
+        options = _said(partition=partition if partition != ev.TRAIN else "", dataset=dataset)
+        self._tell(
+            f"submit {name}/{size}{options}",
+            lambda model: model.submit(size, partition=partition, dataset=dataset, name=name),
+        )
+
+    def start(self, name: str, number: int | None = None) -> None:
+        """One session, or all of a group whose sessions all wait."""
+        if number is not None:
+            self._tell(f"start {name}.{number}", lambda model: model.start(name, number, None))
+            return
+
+        def start_all(model: Model) -> None:
+            for each in range(len(model.groups[name].sessions)):
+                model.start(name, each, None)
+
+        self._tell(f"start {name}", start_all)
+
+    def finish(self, name: str, number: int, rows: Sequence[Row]) -> None:
+        self._tell(
+            f"finish {name}.{number} {rows_in_words(rows)}", lambda model: model.finish(name, number, list(rows))
+        )
+
+    def fail(self, name: str, number: int, kind: str = "error", *, retryable: bool = False) -> None:
+        words = "" if kind == "error" else f" {kind}"
+        self._tell(
+            f"fail {name}.{number}{words}{' retryable' if retryable else ''}",
+            lambda model: model.fail(name, number, kind, retryable=retryable),
+        )
+
+    def late(self, name: str, number: int, attempt: int, result: str) -> None:
+        """A result that is fenced: of another attempt, once more, or after the end."""
+        line = {
+            "started": f"start {name}.{number}",
+            "finished": f"finish {name}.{number} {self.metric}=1",
+            "failed": f"fail {name}.{number}",
+        }[result]
+        self._tell(f"{line} attempt={attempt}", lambda model: model.late(name, number, attempt, result))
+
+    def cancel(self, name: str) -> None:
+        self._tell(f"cancel {name}", lambda model: model.cancel(name))
+
+    def requeue(self, name: str) -> None:
+        self._tell(f"requeue {name}", lambda model: model.requeue(name))
+
+    def publish(self, version: int) -> None:
+        self._tell(f"publish {version}", lambda model: model.publish(version))
+
+    def wait(self, seconds: float) -> None:
+        self._tell(f"wait {seconds:g}", lambda model: model.wait(seconds))
+
+    def sample(self, size: int, partition: str = ev.TRAIN) -> None:
+        options = _said(partition=partition if partition != ev.TRAIN else "")
+        number = self.model.request_count + 1
+        waiters = 0 if self.story is None else len(self.story.waiters)
+        self._tell(f"sample {size}{options}", lambda model: model.sample(size, partition))
+        if self.story is None or len(self.story.waiters) > waiters:
+            self.sampled.append(number)
+
+    def withdraw(self, request: int) -> None:
+        """A `sample()` that waits doesn't any more."""
+        place = self.sampled.index(request) + 1
+        self._tell(f"withdraw {place}", lambda model: model.withdraw(request))
+
+    def undelivered(self, batch: int) -> None:
+        """A batch comes back whose sampler was cancelled before he had it."""
+        assert self.story is not None, "only the real side knows whose it is"
+        claims = [0 if waiter.claim is None else waiter.claim.batch for waiter in self.story.waiters]
+        self._tell(f"withdraw {claims.index(batch) + 1}", lambda model: model.give_back(batch, "cancelled"))
+
+    def commit(self, batch: int) -> None:
+        self._tell(f"commit {batch}", lambda model: model.commit(batch))
+
+    def release(self, batch: int) -> None:
+        self._tell(f"release {batch}", lambda model: model.give_back(batch, "told so"))
+
+    def recover(self, *, version: int | None = None, dies: int | None = None) -> None:
+        """The process dies and the log is opened again.
+
+        Args:
+            version: the trainer's weight version; None for the run's own.
+            dies: writes after which it dies while it recovers.
+        """
+        options = _said(version="" if version is None else str(version), dies="" if dies is None else str(dies))
+        new = self.model.version if version is None else version
+        self._tell(f"recover{options}", lambda model: model.recover(new), dies=dies)
+
+    def dies(self, writes: int) -> None:
+        """The process dies after so many more writes, in the middle of a line perhaps."""
+        self._tell(f"dies {writes}", lambda model: None, dies=writes)
+
+    @property
+    def died(self) -> bool:
+        """Only `recover` can follow."""
+        return self.model.writes_left == 0
+
+    # Several lines at once ---------------------------------------------------------------------------
+
+    def finish_group(self, name: str, values: Sequence[float]) -> None:
+        """All that isn't settled of a group ends well; session n has the n-th of `values`, over and over."""
+        group = self.model.groups[name]
+        requeues = group.requeues
+        if group.in_flight and all(session.state == "waiting" for session in group.sessions):
+            self.start(name)
+        for number in range(len(group.sessions)):
+            for verb in ("start", "finish"):
+                if self.died or not group.in_flight or group.requeues != requeues:
+                    return
+                if verb == "start" and group.sessions[number].state == "waiting":
+                    self.start(name, number)
+                elif verb == "finish" and group.sessions[number].state == "open":
+                    self.finish(name, number, [Row({self.metric: values[number % len(values)]})])
+
+    def end_well(self, values: Sequence[float] = (0.0, 1.0)) -> None:
+        """What is in flight ends well, again and again. With a source, whoever waits for training has an answer then;
+        without one he waits for what only a submit could bring."""
+        if self.model.writes_left is not None:
+            self.recover()
+        for _ in range(ROUNDS_MAX):
+            flying = [group for group in self.model.groups.values() if group.in_flight]
+            for group in flying:
+                self.finish_group(group.name, values)
+            if not flying or not self.model.waiting() or self._source is None:
+                break
+        if self._source is not None and self.model.waiting() and not self._patient:
+            self._broken(f"{self.model.waiting()} wait though everything goes well")
+        self.check_log()
+
+    def check_log(self) -> None:
+        """The whole log replays to the book that the run has."""
+        if self.story is not None:
+            again = replayed(self.story.log.read())
+            if again.state() != self.story.book.state():
+                self._broken("A replay of the log leads to another book than the one that the run has")
+
+    # Looking -----------------------------------------------------------------------------------------
+
+    def named(self, *phases: str) -> list[str]:
+        """Names of the groups in these phases, in the order of submission."""
+        return [group.name for group in self.model.groups.values() if group.phase in phases]
+
+    @property
+    def in_flight(self) -> list[Group]:
+        return [group for group in self.model.groups.values() if group.phase in IN_FLIGHT]
+
+    @property
+    def ended(self) -> list[Group]:
+        return [group for group in self.model.groups.values() if group.phase in ENDED]
+
+    def play_arguments(self) -> str:
+        """What `play` is given beside the lines, one to a line."""
+        arguments = {
+            "rules": repr(self._given),
+            "source": "" if self._source is None else repr(list(self._source)),
+            "group_size": "" if self._group_size == 2 else repr(self._group_size),
+            "admits": "True" if self._admits else "",
+            "selection": "" if self._selection is None else name_of(self._selection),
+        }
+        return "".join(f"    {name}={value},\n" for name, value in arguments.items() if value)
+
+    # Both sides --------------------------------------------------------------------------------------
+
+    def _tell(self, line: str, plain: Callable[[Model], None], *, dies: int | None = None) -> None:
+        """One line, told to both and compared. The real side comes first, since it may ask the user's own rule."""
+        self.lines.append(line)
+        if self.story is not None:
+            try:
+                with quiet():
+                    self.story.tell(line)
+            except (GroupstateError, AssertionError) as error:
+                self._broken(f"The library raised {type(error).__name__}: {error}", error)
+            self._check_rule()
+        self._told_plain(line, plain, dies)
+        if self.story is not None:
+            self._compare()
+
+    def _told_plain(self, line: str, plain: Callable[[Model], None], dies: int | None) -> None:
+        model = self.model
+        if line.split()[0] in ("recover", "dies"):
+            model.writes_left = dies
+        try:
+            plain(model)
+        except Died:
+            pass
+        except AssertionError as error:
+            self._broken(f"The model expected something else: {error}", error)
+
+    def _compare(self) -> None:
+        story = self.story
+        assert story is not None
+        real, plain = self._feed(), self.model.said()
+        if real != plain:
+            self._broken(f"The library and the plain model differ.\n{difference(real, plain)}")
+        if self._answers and not self.died:
+            self._broken(f"The rule was asked {len(self._answers)} times more than the model expected")
+        self._answers.clear()  # Of a process that died while it was asked.
+        if story.died != self.died:
+            self._broken("The library and the plain model write a different number of times")
+        if not self.died:
+            self._check_waiters()
+
+    def _feed(self) -> list[Any]:
+        """What was recorded, in the model's words; held against the invariants."""
+        story = self.story
+        assert story is not None
+        records = list(story.log.read(self._compared + 1))
+        self._compared += len(records)
+        for record in records:
+            for found in self.checker.feed(record):
+                self._broken(f"Invariant {found.invariant} ({INVARIANTS[found.invariant]}) is broken: {found}")
+        return [told(record.event) for record in records if not isinstance(record.event, ev.RunStarted)]
+
+    def _check_waiters(self) -> None:
+        """Nobody waits for what can't come: with a source, whoever waits for training has something in flight to wait
+        for; without one, and for validation, the explanation says what he waits for."""
+        story = self.story
+        assert story is not None
+        assert story.controller is not None
+        book = story.book
+        mine = {request.number for request in self.model.requests}
+        if not mine == set(book.requests) == set(story.controller.waiters):
+            self._broken(f"The model has {sorted(mine)} waiting, the library {sorted(story.controller.waiters)}")
+        for partition in sorted({request.partition for request in book.requests.values()}):
+            if partition == ev.TRAIN and self._source is not None:
+                if not book.in_flight_count():
+                    self._check_stall(book)
+                continue
+            explained = explaining.explain(
+                book, self.rules, partition=partition, now_ns=0, has_source=self._source is not None, dispatches=False
+            )
+            if not (explained.blocked_by and explained.unblocked_by):
+                self._broken(f"The explanation doesn't say what the sampler waits for: {explained}")
+
+    def _check_stall(self, book: Book) -> None:
+        request = book.waiting()[0]
+        if self._selection is None:
+            self._broken(f"Request {request.request} waits, and nothing is under way that it could wait for")
+        if self._patient:
+            return
+        ready = ", ".join(group.group_id for group in book.ready())
+        self._broken(
+            f"The rule {name_of(self._selection)} lets a sample of {request.size} wait for ever: sampleable are "
+            f"{ready}, nothing is in flight, and no prompt is drawn while so many are sampleable. Select from them, "
+            "drop what will never be taken, or, if the rule waits for something else, say patient = True"
+        )
+
+    # A rule of the user's own ------------------------------------------------------------------------
+
+    def _ask(self, book: Book, rules: Rules, request: OpenRequest) -> Iterable[Any]:
+        """Asks the user's rule twice, since a rule is a plain function of the book, and notes what it said."""
+        assert self._selection is not None
+        before = book.digest()
+        answers = [_listed(self._selection(book, rules, request)) for _ in range(2)]
+        if book.digest() != before:
+            self._problem = self._problem or AssertionError("it changed the book; a rule only looks at it")
+        if answers[0] != answers[1]:
+            text = f"it gave two answers to one question, {answers[0]} and {answers[1]}; it must be a plain function"
+            self._problem = self._problem or AssertionError(f"{text} of the book: no clock, no randomness, no memory")
+        if isinstance(answers[0], list):
+            self._note(book, rules, request, answers[0])
+        answer: Iterable[Any] = answers[0]
+        return answer
+
+    def _note(self, book: Book, rules: Rules, request: OpenRequest, answer: list[Any]) -> None:
+        selects = [intent for intent in answer if isinstance(intent, Select)]
+        drops = [intent for intent in answer if isinstance(intent, Drop)]
+        names = [name for intent in selects for name in intent.group_ids]
+        dropped = [(drop.group_id, drop.reason) for drop in drops]
+        self._answers.append(Said(request.request, names, dropped))
+        known = [*names, *(drop.group_id for drop in drops)]
+        if self._promise is None or not all(isinstance(name, str) and name in book.groups for name in known):
+            return
+        asked = Asked(
+            book,
+            rules,
+            request,
+            tuple(book.ready()),
+            tuple(book.groups[name] for name in names),
+            tuple(book.groups[name] for name, _ in dropped),
+        )
+        try:
+            self._promise(asked)
+        except Exception as error:
+            # It is the user's: its own exceptions tell him best.
+            self._problem = self._problem or error
+
+    def _check_rule(self) -> None:
+        story, problem, self._problem = self.story, self._problem, None
+        assert story is not None
+        if self._selection is None:
+            return
+        rule = name_of(self._selection)
+        for waiter in story.waiters:
+            if isinstance(waiter.error, CustomRuleError):
+                text = str(waiter.error).partition(" ")[2].removeprefix(repr(self.rules.selection)).strip()
+                self._broken(f"The rule {rule} {text}", waiter.error)
+        if problem is not None:
+            what = str(problem) or type(problem).__name__
+            self._broken(f"The rule {rule} broke its promise: {what}", problem)
+
+    def _broken(self, what: str, cause: BaseException | None = None) -> None:
+        self.broken = BrokenStory(what, self.lines, self.play_arguments())
+        raise self.broken from cause
+
+
+# Words -----------------------------------------------------------------------------------------------
+
+
+def path_of(rule: CustomRule) -> str:
+    """What the log calls a rule of the user's own."""
+    return f"{rule.__module__}:{name_of(rule)}"
+
+
+def name_of(rule: Any) -> str:
+    return getattr(rule, "__qualname__", "") or type(rule).__qualname__
+
+
+def rows_in_words(rows: Sequence[Row]) -> str:
+    return " | ".join(_row_in_words(row) for row in rows) if rows else "nothing"
+
+
+def _row_in_words(row: Row) -> str:
+    words = [f"{name}={number(value)}" for name, value in row.metrics.items()]
+    if row.versions:
+        words.append("versions=" + ",".join(map(str, row.versions)))
+    return " ".join(words)
+
+
+def number(value: float) -> str:
+    """As short as it can be read back."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+def _said(**options: str) -> str:
+    return "".join(f" {name}={value}" for name, value in options.items() if value)
+
+
+def _listed(answer: Any) -> Any:
+    """An answer that can be looked at twice."""
+    if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
+        return list(answer)
+    return [answer] if isinstance(answer, Select | Drop) else answer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Thousands of stories have thousands of things to warn of."""
+    logger = logging.getLogger("groupstate")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
