@@ -23,9 +23,10 @@ from groupstate.testing import strategies
 from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story
 from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
-from groupstate.testing.twin import Asked, Twin
+from groupstate.testing.twin import Asked, Twin, names
 
 try:
+    from hypothesis import Phase, settings
     from hypothesis import strategies as st
     from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 except ModuleNotFoundError as error:
@@ -51,6 +52,12 @@ class GroupMachine(RuleBasedStateMachine):
     deaths: ClassVar[bool] = True
     """The process may die, in the middle of whatever happens, and the run be recovered."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Which lines of the library a failure has in common tells nothing of a rule, and takes long to find out."""
+        super().__init_subclass__(**kwargs)
+        usual = cls.TestCase.settings
+        cls.TestCase.settings = settings(usual, phases=[phase for phase in usual.phases if phase is not Phase.explain])
+
     def promise(self, asked: Asked) -> None:
         """What each answer of `selection` is held against; override it, and assert what the rule is meant to give."""
 
@@ -69,7 +76,7 @@ class GroupMachine(RuleBasedStateMachine):
         count = data.draw(st.sampled_from(list(self.sources)), "prompts of the source")
         self.twin = Twin(
             rules=rules,
-            source=None if count is None else strategies.names(count),
+            source=None if count is None else names(count),
             admits=count is not None and data.draw(st.booleans(), "a rollout is running"),
             selection=self._selection(),
             promise=self.promise,

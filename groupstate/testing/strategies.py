@@ -23,7 +23,7 @@ from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story, play
 from groupstate.testing.plain.run import Row
 from groupstate.testing.plain.settings import SETTINGS, rules_of
-from groupstate.testing.twin import METRIC, Twin, rows_in_words
+from groupstate.testing.twin import METRIC, Twin, names, rows_in_words
 
 try:
     from hypothesis import assume
@@ -222,11 +222,6 @@ def logs(**options: Any) -> st.SearchStrategy[list[ev.Record]]:
         options: see `histories`.
     """
     return histories(**options).map(lambda history: list(history.play(replays=False).log.read()))
-
-
-def names(count: int) -> list[str]:
-    """Ids of a source."""
-    return [f"r{number}" for number in range(1, count + 1)]
 
 
 def interleavings(*scripts: Sequence[T]) -> st.SearchStrategy[list[T]]:

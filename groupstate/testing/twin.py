@@ -297,7 +297,7 @@ class Twin:
         """What `play` is given beside the lines, one to a line."""
         arguments = {
             "rules": repr(self._given),
-            "source": "" if self._source is None else repr(list(self._source)),
+            "source": "" if self._source is None else _source_as_code(self._source),
             "group_size": "" if self._group_size == 2 else repr(self._group_size),
             "admits": "True" if self._admits else "",
             "selection": "" if self._selection is None else name_of(self._selection),
@@ -476,6 +476,16 @@ def number(value: float) -> str:
     """As short as it can be read back."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
+
+
+def names(count: int) -> list[str]:
+    """Ids of a source: r1, r2 and so on."""
+    return [f"r{number}" for number in range(1, count + 1)]
+
+
+def _source_as_code(source: Sequence[str]) -> str:
+    count = len(source)
+    return f'[f"r{{n}}" for n in range(1, {count + 1})]' if count > 3 and list(source) == names(count) else repr(source)
 
 
 def _said(**options: str) -> str:

@@ -19,6 +19,8 @@ Told = tuple[Any, ...]
 IN_FLIGHT = ("pending", "running")
 ENDED = ("finished", "failure")
 
+NOTHING_OF_ITS_OWN = PerDataset()
+
 
 class Died(Exception):
     """The process was to die after so many writes, and that was the last of them."""
@@ -233,7 +235,7 @@ class Run:
         return self.filters_in_sync and self.demand is not None and len(self.ready()) >= self.demand
 
     def own(self, dataset: str) -> PerDataset:
-        return self.rules.datasets.get(dataset, PerDataset())
+        return self.rules.datasets.get(dataset, NOTHING_OF_ITS_OWN)
 
     def lag_bound(self, g: Group) -> int | None:
         if self.rules.mode == "sync":
