@@ -110,11 +110,23 @@ HTTPX_FILE = "engines/http/client.py"
 HTTPX_UNITS = ("engines/http/", "engines/openai.py")
 """Files that may import that one at their top, and are themselves imported on demand."""
 
+TEST_LIBRARIES = ("hypothesis", "pytest", "pytest_asyncio")
+
+TEST_LIBRARY_UNITS = (
+    "testing/strategies.py",
+    "testing/machine.py",
+    "testing/contracts/",
+    "testing/fixtures.py",
+)
+"""Where hypothesis and pytest may be imported; these are themselves imported on demand."""
+
 UNSAFE = ["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"]
 """Opening data with these runs code from the data."""
 
 LOOSE_TASKS = {
     "engines/tasks.py": "weights that are being loaded, and the search for a server that is down, outlive the call",
+    "testing/contracts/engine.py": "a test looks at a request that is under way, and may cancel it at any moment",
+    "testing/contracts/log.py": "a test looks at somebody who waits, and may cancel him",
     "runtime/rollout.py": "a task group would wait for ever for a session that ignores its cancellation",
     "runtime/turns.py": "an engine must get through a change of its state, whoever is cancelled while he waits for it",
     "runtime/run.py": "a run must close to the end, whoever is cancelled while he waits for it",
@@ -149,7 +161,7 @@ def violations(files: dict[str, str]) -> list[str]:
     for path in sorted(files):
         tree = ast.parse(files[path])
         imports = list(imports_of(path, tree))
-        for check in (_layer, _purity, _torch, _vllm, _httpx, _safety):
+        for check in (_layer, _purity, _torch, _vllm, _httpx, _test_libraries, _safety):
             found += [sentence for item in imports if (sentence := check(path, item, files))]
         found += [*_impure_calls(path, tree), *_loose_tasks(path, tree)]
     return list(dict.fromkeys(found))
@@ -248,6 +260,17 @@ def _httpx(path: str, item: Import, files: dict[str, str]) -> str | None:
     brings = item.name.startswith(tuple(_module(unit.rstrip("/")) for unit in HTTPX_UNITS))
     if brings and item.at_import_time and not path.startswith(HTTPX_UNITS):
         return f"importing groupstate must not bring in httpx, but {path} imports {item.name} at its top"
+    return None
+
+
+def _test_libraries(path: str, item: Import, files: dict[str, str]) -> str | None:
+    if path.startswith(TEST_LIBRARY_UNITS):
+        return None
+    if item.root in TEST_LIBRARIES:
+        return f"{item.root} stays in {', '.join(TEST_LIBRARY_UNITS)}, but {path} imports it"
+    brings = item.name.startswith(tuple(_module(unit.rstrip("/")) for unit in TEST_LIBRARY_UNITS))
+    if brings and item.at_import_time:
+        return f"importing groupstate must not bring in a test library, but {path} imports {item.name} at its top"
     return None
 
 
@@ -365,6 +388,18 @@ def test_the_walls_stand() -> None:
             "groupstate.engines.openai.OpenAIEngine at its top",
         ),
         (
+            "simulate/faults.py",
+            "def f():\n    import hypothesis",
+            "hypothesis stays in testing/strategies.py, testing/machine.py, testing/contracts/, testing/fixtures.py, "
+            "but simulate/faults.py imports it",
+        ),
+        (
+            "testing/twin.py",
+            "from groupstate.testing.machine import GroupMachine",
+            "importing groupstate must not bring in a test library, but testing/twin.py imports "
+            "groupstate.testing.machine.GroupMachine at its top",
+        ),
+        (
             "log/codec.py",
             "def f():\n    import pickle",
             "a log from a stranger must be safe to open, but log/codec.py imports pickle",
@@ -398,6 +433,8 @@ def test_a_planted_violation_gets_its_sentence(path: str, text: str, sentence: s
         ("demo/train.py", "import torch\nimport groupstate\nfrom groupstate import sync"),
         ("runtime/run.py", "async def f(tasks):\n    tasks.create_task(g())"),
         ("engines/vllm.py", "import vllm"),
+        ("testing/contracts/engine.py", "import pytest"),
+        ("testing/machine.py", "from groupstate.testing.strategies import rules"),
         ("engines/http/client.py", "import httpx"),
         ("engines/openai.py", "from groupstate.engines.http.fleet import Fleet"),
         ("cli.py", "def run():\n    from groupstate.engines.openai import engine_from_options"),

@@ -32,7 +32,7 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("module", ["groupstate", "groupstate.sync"])
+@pytest.mark.parametrize("module", ["groupstate", "groupstate.sync", "groupstate.testing"])
 def test_importing_groupstate_brings_in_nothing_heavy(module: str) -> None:
     heavy = HEAVY & modules_after(f"import {module}")
 

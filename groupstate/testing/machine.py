@@ -23,7 +23,8 @@ from groupstate.testing import strategies
 from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story
 from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
-from groupstate.testing.twin import Asked, Twin, names
+from groupstate.testing.twin import Twin, names
+from groupstate.testing.watched import Asked
 
 try:
     from hypothesis import Phase, settings
@@ -53,10 +54,13 @@ class GroupMachine(RuleBasedStateMachine):
     """The process may die, in the middle of whatever happens, and the run be recovered."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Which lines of the library a failure has in common tells nothing of a rule, and takes long to find out."""
+        """Which lines of the library a failure has in common, and whether there is a second one, tells little of a
+        rule and takes long to find out."""
         super().__init_subclass__(**kwargs)
         usual = cls.TestCase.settings
-        cls.TestCase.settings = settings(usual, phases=[phase for phase in usual.phases if phase is not Phase.explain])
+        cls.TestCase.settings = settings(
+            usual, phases=[phase for phase in usual.phases if phase is not Phase.explain], report_multiple_bugs=False
+        )
 
     def promise(self, asked: Asked) -> None:
         """What each answer of `selection` is held against; override it, and assert what the rule is meant to give."""
@@ -123,6 +127,20 @@ class GroupMachine(RuleBasedStateMachine):
         for number in range(count):
             if self.moves.can_finish_group():
                 self.moves.finish_group(number, self._values(values))
+
+    @precondition(lambda self: self.moves.can_finish_group())
+    @rule(count=st.integers(1, 2), values=st.lists(PICKS, min_size=1, max_size=3), commits=st.booleans())
+    def train(self, count: int, values: list[int], commits: bool) -> None:
+        """What a trainer does: sample, learn, publish, and commit later perhaps."""
+        for number in range(count):
+            if self.moves.can_finish_group():
+                self.moves.finish_group(number, self._values(values))
+        if self.moves.can_sample():
+            self.moves.sample(count)
+        if self.moves.is_alive():
+            self.moves.publish(1)
+        if commits and self.moves.has_batch():
+            self.moves.commit(0)
 
     @precondition(lambda self: self.failures and self.moves.can_finish())
     @rule(pick=PICKS, kind=FAILURES, retryable=st.booleans())

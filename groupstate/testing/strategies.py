@@ -186,8 +186,8 @@ def histories(
     rules: Rules | st.SearchStrategy[Rules] | None = None,
     source: Sequence[str] | None = (),
     values: Sequence[float] = VALUES,
-    lines_min: int = 1,
-    lines_max: int = 30,
+    moves_min: int = 1,
+    moves_max: int = 20,
     dies: bool = True,
 ) -> History:
     """A run from its first line, under the library's own rules; whatever happens in it can happen.
@@ -198,7 +198,7 @@ def histories(
         rules: one, or a strategy for them; None for `Rules()`.
         source: ids of the groups that refills and admission take; empty for a source of a few or many, None for none.
         values: of the metric that the rules filter by, or of `reward`.
-        lines_min, lines_max: how long it may be; some things take several lines, so it may be longer.
+        moves_min, moves_max: how many things happen; most take several lines.
         dies: the process may die and the run be recovered.
     """
     given = Rules() if rules is None else rules if isinstance(rules, Rules) else draw(rules)
@@ -207,8 +207,7 @@ def histories(
     twin = Twin(rules=given, source=source, admits=draw(st.booleans()) if source is not None else False, real=False)
     teller = Moves(twin, values=values)
     kinds = [move for move in moves(values) for _ in range(move.weight) if dies or move.name not in ("recover", "die")]
-    count = draw(st.integers(lines_min, lines_max))
-    while len(twin.lines) < count:
+    for _ in range(draw(st.integers(moves_min, moves_max))):
         possible = [move for move in kinds if getattr(teller, move.possible)()]
         move = draw(st.sampled_from(possible))
         getattr(teller, move.name)(**{name: draw(strategy) for name, strategy in move.arguments.items()})
@@ -295,7 +294,7 @@ FIELDS: Final[dict[str, st.SearchStrategy[Any]]] = {
         ),
         _SMALL,
     ),
-    **dict.fromkeys(("evicts", "partial", "cancelled", "by_rule", "observed"), st.booleans()),
+    **dict.fromkeys(("evicts", "partial", "cancelled", "by_rule", "observed", "validation_round"), st.booleans()),
     **dict.fromkeys(("rules", "details"), _JSON),
     **dict.fromkeys(("prompt", "payload"), st.none() | _REFS),
     "size": st.integers(1, 4),

@@ -10,26 +10,22 @@ Rule 2: whatever turns out wrong is a `BrokenStory`, whose text can be pasted as
 """
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
-
-import attrs
+from typing import Any, Final, NoReturn
 
 from groupstate.core import events as ev
 from groupstate.core import explain as explaining
 from groupstate.core.book import Book, replayed
-from groupstate.core.custom import CustomRule, Drop, Select
-from groupstate.core.group import Group as RealGroup
-from groupstate.core.held import OpenRequest
+from groupstate.core.custom import CustomRule
 from groupstate.core.invariants import INVARIANTS, Checker
 from groupstate.core.rules import Rules
 from groupstate.errors import CustomRuleError, GroupstateError
 from groupstate.testing.notation import Story
-from groupstate.testing.plain.model import Model, Said
+from groupstate.testing.plain.model import Model
 from groupstate.testing.plain.run import ENDED, IN_FLIGHT, Died, Group, Prompts, Row
 from groupstate.testing.plain.told import difference, told
+from groupstate.testing.watched import Promise, Watched
 
 METRIC: Final = "reward"
 """What sessions are told to have, unless the rules filter by another metric."""
@@ -48,34 +44,6 @@ class BrokenStory(AssertionError):
         """The story until there, in the notation of `groupstate.testing.notation`."""
         told = "".join(f"    {line!r},\n" for line in lines)
         super().__init__(f"{what}\n\nThe story, of which the last line shows it:\n\nplay(\n{told}{arguments})")
-
-
-@attrs.frozen
-class Asked:
-    """A selection of the user's own, asked once: what it saw and what it answered."""
-
-    book: Book
-    """As it was seen; only good while the promise is checked."""
-    rules: Rules
-    request: OpenRequest
-    ready: tuple[RealGroup, ...]
-    """The sampleable training groups, oldest first."""
-    selected: tuple[RealGroup, ...]
-    """In the order of the answer; empty if the sampler waits on."""
-    dropped: tuple[RealGroup, ...]
-
-    @property
-    def passed_over(self) -> tuple[RealGroup, ...]:
-        """Sampleable groups that were neither selected nor dropped."""
-        named = {group.group_id for group in (*self.selected, *self.dropped)}
-        return tuple(group for group in self.ready if group.group_id not in named)
-
-    def lag(self, group: RealGroup) -> int:
-        return self.book.lag(group)
-
-
-Promise = Callable[[Asked], None]
-"""Raises (an assertion, mostly) where an answer of a rule isn't what the rule is meant to give."""
 
 
 class Twin:
@@ -107,35 +75,31 @@ class Twin:
         """
         assert real or selection is None, "what a rule of the user's own answers, the model doesn't know by itself"
         rules = self._given = rules or Rules()
-        if selection is not None:
-            rules = rules.changed(selection=path_of(selection))
+        self._watched = None if selection is None else Watched(selection, promise)
+        if self._watched is not None:
+            rules = rules.changed(selection=self._watched.path)
         self.rules = rules
         self.metric = rules.filter_metric or METRIC
         self.lines: list[str] = []
-        self._selection = selection
-        self._promise = promise
         self._patient = patient
-        self._answers: deque[Said] = deque()
-        self._problem: Exception | None = None
-        """What was found in the middle of a line, where an exception would be taken for the rule's own."""
         self._source, self._group_size, self._admits = source, group_size, admits
         prompts = None if source is None else Prompts({"": [None] * len(source)}, names=list(source))
         self.model = Model(rules, prompts, group_size=group_size)
         self.model.admits = admits
-        self.model.answers = None if selection is None else self._answers
+        self.model.answers = None if self._watched is None else self._watched.answers
         self.story: Story | None = None
         self.broken: BrokenStory | None = None
         self.checker = Checker()
         self._compared = 0
         self.sampled: list[int] = []
-        """Requests of the waiters in `story.waiters`, in their order."""
+        """Requests of all `sample()` so far, in their order."""
         if real:
             self.story = Story(
                 rules=rules,
                 source=source,
                 group_size=group_size,
                 admits=admits,
-                selection=None if selection is None else self._ask,
+                selection=self._watched,
                 replays=False,
             )
             self._feed()
@@ -198,10 +162,8 @@ class Twin:
     def sample(self, size: int, partition: str = ev.TRAIN) -> None:
         options = _said(partition=partition if partition != ev.TRAIN else "")
         number = self.model.request_count + 1
-        waiters = 0 if self.story is None else len(self.story.waiters)
+        self.sampled.append(number)
         self._tell(f"sample {size}{options}", lambda model: model.sample(size, partition))
-        if self.story is None or len(self.story.waiters) > waiters:
-            self.sampled.append(number)
 
     def withdraw(self, request: int) -> None:
         """A `sample()` that waits doesn't any more."""
@@ -300,7 +262,7 @@ class Twin:
             "source": "" if self._source is None else _source_as_code(self._source),
             "group_size": "" if self._group_size == 2 else repr(self._group_size),
             "admits": "True" if self._admits else "",
-            "selection": "" if self._selection is None else name_of(self._selection),
+            "selection": "" if self._watched is None else self._watched.name,
         }
         return "".join(f"    {name}={value},\n" for name, value in arguments.items() if value)
 
@@ -337,9 +299,10 @@ class Twin:
         real, plain = self._feed(), self.model.said()
         if real != plain:
             self._broken(f"The library and the plain model differ.\n{difference(real, plain)}")
-        if self._answers and not self.died:
-            self._broken(f"The rule was asked {len(self._answers)} times more than the model expected")
-        self._answers.clear()  # Of a process that died while it was asked.
+        if answers := self.model.answers:
+            if not self.died:
+                self._broken(f"The rule was asked {len(answers)} times more than the model expected")
+            answers.clear()  # Of a process that died while it was asked.
         if story.died != self.died:
             self._broken("The library and the plain model write a different number of times")
         if not self.died:
@@ -379,86 +342,35 @@ class Twin:
 
     def _check_stall(self, book: Book) -> None:
         request = book.waiting()[0]
-        if self._selection is None:
+        if self._watched is None:
             self._broken(f"Request {request.request} waits, and nothing is under way that it could wait for")
         if self._patient:
             return
         ready = ", ".join(group.group_id for group in book.ready())
         self._broken(
-            f"The rule {name_of(self._selection)} lets a sample of {request.size} wait for ever: sampleable are "
+            f"The rule {self._watched.name} lets a sample of {request.size} wait for ever: sampleable are "
             f"{ready}, nothing is in flight, and no prompt is drawn while so many are sampleable. Select from them, "
             "drop what will never be taken, or, if the rule waits for something else, say patient = True"
         )
 
-    # A rule of the user's own ------------------------------------------------------------------------
-
-    def _ask(self, book: Book, rules: Rules, request: OpenRequest) -> Iterable[Any]:
-        """Asks the user's rule twice, since a rule is a plain function of the book, and notes what it said."""
-        assert self._selection is not None
-        before = book.digest()
-        answers = [_listed(self._selection(book, rules, request)) for _ in range(2)]
-        if book.digest() != before:
-            self._problem = self._problem or AssertionError("it changed the book; a rule only looks at it")
-        if answers[0] != answers[1]:
-            text = f"it gave two answers to one question, {answers[0]} and {answers[1]}; it must be a plain function"
-            self._problem = self._problem or AssertionError(f"{text} of the book: no clock, no randomness, no memory")
-        if isinstance(answers[0], list):
-            self._note(book, rules, request, answers[0])
-        answer: Iterable[Any] = answers[0]
-        return answer
-
-    def _note(self, book: Book, rules: Rules, request: OpenRequest, answer: list[Any]) -> None:
-        selects = [intent for intent in answer if isinstance(intent, Select)]
-        drops = [intent for intent in answer if isinstance(intent, Drop)]
-        names = [name for intent in selects for name in intent.group_ids]
-        dropped = [(drop.group_id, drop.reason) for drop in drops]
-        self._answers.append(Said(request.request, names, dropped))
-        known = [*names, *(drop.group_id for drop in drops)]
-        if self._promise is None or not all(isinstance(name, str) and name in book.groups for name in known):
-            return
-        asked = Asked(
-            book,
-            rules,
-            request,
-            tuple(book.ready()),
-            tuple(book.groups[name] for name in names),
-            tuple(book.groups[name] for name, _ in dropped),
-        )
-        try:
-            self._promise(asked)
-        except Exception as error:
-            # It is the user's: its own exceptions tell him best.
-            self._problem = self._problem or error
-
     def _check_rule(self) -> None:
-        story, problem, self._problem = self.story, self._problem, None
+        """What the user's own rule did wrong in this line."""
+        story, watched = self.story, self._watched
         assert story is not None
-        if self._selection is None:
+        if watched is None:
             return
-        rule = name_of(self._selection)
+        if (problem := watched.taken()) is not None:
+            self._broken(f"The rule {watched.name} {watched.complaint}", problem)
         for waiter in story.waiters:
             if isinstance(waiter.error, CustomRuleError):
-                text = str(waiter.error).partition(" ")[2].removeprefix(repr(self.rules.selection)).strip()
-                self._broken(f"The rule {rule} {text}", waiter.error)
-        if problem is not None:
-            what = str(problem) or type(problem).__name__
-            self._broken(f"The rule {rule} broke its promise: {what}", problem)
+                self._broken(f"The rule {watched.name} is refused: {waiter.error}", waiter.error)
 
-    def _broken(self, what: str, cause: BaseException | None = None) -> None:
+    def _broken(self, what: str, cause: BaseException | None = None) -> NoReturn:
         self.broken = BrokenStory(what, self.lines, self.play_arguments())
         raise self.broken from cause
 
 
 # Words -----------------------------------------------------------------------------------------------
-
-
-def path_of(rule: CustomRule) -> str:
-    """What the log calls a rule of the user's own."""
-    return f"{rule.__module__}:{name_of(rule)}"
-
-
-def name_of(rule: Any) -> str:
-    return getattr(rule, "__qualname__", "") or type(rule).__qualname__
 
 
 def rows_in_words(rows: Sequence[Row]) -> str:
@@ -490,13 +402,6 @@ def _source_as_code(source: Sequence[str]) -> str:
 
 def _said(**options: str) -> str:
     return "".join(f" {name}={value}" for name, value in options.items() if value)
-
-
-def _listed(answer: Any) -> Any:
-    """An answer that can be looked at twice."""
-    if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
-        return list(answer)
-    return [answer] if isinstance(answer, Select | Drop) else answer
 
 
 @contextmanager

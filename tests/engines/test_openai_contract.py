@@ -10,8 +10,8 @@ import pytest
 from groupstate.engines.openai import OpenAIEngine
 from groupstate.engines.port import Generation, Request
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable
-from tests.engines.contract import *  # noqa: F403
-from tests.engines.contract import CONTEXT, Kind, ask, slots, wait_first_token
+from groupstate.testing.contracts import EngineContract, EngineKind
+from groupstate.testing.contracts.engine import CONTEXT, ask, slots, wait_first_token
 from tests.engines.http_server import HttpServer
 
 GONE_S = 1.0
@@ -63,7 +63,7 @@ class OverHttp:
 
 
 @pytest.fixture(params=["vllm", "vllm, no freezing", "sglang"])
-async def kind(request: pytest.FixtureRequest) -> AsyncIterator[Kind]:
+async def kind(request: pytest.FixtureRequest) -> AsyncIterator[EngineKind]:
     dialect, _, how = request.param.partition(", ")
     lacks = ("/pause", "/resume") if how == "no freezing" else ()
     async with HttpServer(token_s=0.0002, tokens_per_event=6, lacks=lacks) as server:
@@ -71,27 +71,28 @@ async def kind(request: pytest.FixtureRequest) -> AsyncIterator[Kind]:
         yield OverHttp(server, dialect)
 
 
-async def test_an_engine_that_dies_fails_everything_at_once_and_for_good(kind: Kind) -> None:
-    """What is under way fails with its connection; the engine is dead once no server is reached."""
-    engine = await kind.make_mortal(**slots(kind, 2))
-    async with asyncio.TaskGroup() as tasks:
-        requests = [ask(max_tokens=kind.long) for _ in range(5)]
-        under_way = [tasks.create_task(outcome(engine, request)) for request in requests]
-        for request in requests[:2]:
-            await wait_first_token(kind, engine, request)
-        kind.kill(engine)
-
-    failures = [task.result() for task in under_way]
-    assert [type(failure) for failure in failures] == [EngineUnavailable] * 2 + [EngineDied] * 3
-    for attempt in (engine.generate(ask()), engine.publish_weights(kind.weights(), 1), engine.pause()):
-        with pytest.raises(EngineDied, match=kind.death):
-            await attempt
-    assert engine.in_flight_count == 0
-    await engine.aclose()
-
-
 async def outcome(engine: OpenAIEngine, request: Request) -> Generation | Exception:
     try:
         return await engine.generate(request)
     except Exception as error:
         return error
+
+
+class TestOverHttp(EngineContract):
+    async def test_an_engine_that_dies_fails_everything_at_once_and_for_good(self, kind: EngineKind) -> None:
+        """What is under way fails with its connection; the engine is dead once no server is reached."""
+        engine = await kind.make_mortal(**slots(kind, 2))
+        async with asyncio.TaskGroup() as tasks:
+            requests = [ask(max_tokens=kind.long) for _ in range(5)]
+            under_way = [tasks.create_task(outcome(engine, request)) for request in requests]
+            for request in requests[:2]:
+                await wait_first_token(kind, engine, request)
+            kind.kill(engine)
+
+        failures = [task.result() for task in under_way]
+        assert [type(failure) for failure in failures] == [EngineUnavailable] * 2 + [EngineDied] * 3
+        for attempt in (engine.generate(ask()), engine.publish_weights(kind.weights(), 1), engine.pause()):
+            with pytest.raises(EngineDied, match=kind.death):
+                await attempt
+        assert engine.in_flight_count == 0
+        await engine.aclose()

@@ -12,8 +12,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from groupstate.engines.port import Request
 from groupstate.engines.vllm import VllmEngine
-from tests.engines.contract import *  # noqa: F403
-from tests.engines.contract import Make, closing
+from groupstate.testing.contracts import EngineContract
+from groupstate.testing.contracts.engine import Make, closing
 from tests.vllm import engines, tiny_model
 
 
@@ -51,12 +51,13 @@ class Vllm:
         return await engines.requests_left(engine)
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def make(kind: Vllm) -> AsyncIterator[Make]:
-    async with closing(kind.make) as make_one:
-        yield make_one
-
-
 @pytest.fixture
 def kind(llm: AsyncLLM, models: Path) -> Vllm:
     return Vllm(llm, models / "v0")
+
+
+class TestVllm(EngineContract):
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def make(self, kind: Vllm) -> AsyncIterator[Make]:
+        async with closing(kind.make) as make_one:
+            yield make_one

@@ -22,14 +22,11 @@ from groupstate.engines.openai import OpenAIEngine
 from groupstate.engines.port import Generation, InFlight, Request, SamplingParams
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, RequestRefused
 from groupstate.runtime.sources import as_source
-from tests.engines.contract import *  # noqa: F403
-from tests.engines.contract import Make, check, closing
+from groupstate.testing.contracts import EngineContract
+from groupstate.testing.contracts.engine import Make, check, closing
 from tests.vllm import tiny_model
 from tests.vllm.test_soak import GROWTH_MAX_BYTES, Soak
 from tests.vllm.tiny_model import CONTEXT, VOCABULARY
-
-# It stands at the end, since it takes the server along.
-del test_an_engine_that_dies_fails_everything_at_once_and_for_good  # noqa: F821
 
 START_S = 180.0
 """How long a server may take to start on a busy machine; 17 s are usual."""
@@ -153,11 +150,15 @@ def kind(server: Server, tmp_path: Path) -> OpenAIServer:
     return OpenAIServer(server, tmp_path)
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def make(kind: OpenAIServer) -> AsyncIterator[Make]:
-    # As the contract has it, but on the loop of the tests.
-    async with closing(kind.make) as make_one:
-        yield make_one
+class TestServer(EngineContract):
+    # It stands at the end of this file, since it takes the server along.
+    test_an_engine_that_dies_fails_everything_at_once_and_for_good = None  # type: ignore[assignment]
+
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def make(self, kind: OpenAIServer) -> AsyncIterator[Make]:
+        # As the contract has it, but on the loop of the tests.
+        async with closing(kind.make) as make_one:
+            yield make_one
 
 
 def ask(prompt_ids: tuple[int, ...] = (3, 10, 17), **params: Any) -> Request:

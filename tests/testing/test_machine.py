@@ -1,0 +1,177 @@
+"""GroupMachine as a user runs it: right rules pass, broken ones are found, and the story says how.
+
+Rule: the stories are chosen by fixed seeds, so that what is found once is found always.
+"""
+
+import logging
+import re
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from groupstate import Rules
+from groupstate.errors import CustomRuleError
+from groupstate.testing import Asked, BrokenStory, GroupMachine, Story, assert_invariants
+from groupstate.testing.notation import play
+
+from . import broken_rules
+from .broken_rules import in_band, mean
+
+EXAMPLES_MAX = 200
+"""Stories within which each broken rule must be found."""
+
+LINES_MAX = 15
+"""Lines of the story that is told of it then."""
+
+
+def run(machine: type[GroupMachine], examples: int = EXAMPLES_MAX, *, shrinks: bool = False) -> None:
+    phases = [Phase.generate, Phase.shrink] if shrinks else [Phase.generate]
+    usual = settings(machine.TestCase.settings, max_examples=examples, stateful_step_count=30, phases=phases)
+    run_state_machine_as_test(machine, settings=settings(usual, derandomize=True, database=None))
+
+
+def broken(machine: type[GroupMachine], *, shrinks: bool = False) -> BrokenStory:
+    """What a machine finds; shrunk to a story that can be read, which takes some ten times as long."""
+    with pytest.raises(BrokenStory) as caught:
+        run(machine, shrinks=shrinks)
+    return caught.value
+
+
+def machine_of(rule: Any, **attributes: Any) -> type[GroupMachine]:
+    return type("Machine", (GroupMachine,), {"selection": staticmethod(rule), **attributes})
+
+
+class InBand(GroupMachine):
+    selection = in_band
+
+    def promise(self, asked: Asked) -> None:
+        for group in asked.selected:
+            assert 0.25 <= mean(group) <= 0.75
+        for group in asked.dropped:
+            assert not 0.25 <= mean(group) <= 0.75, f"{group.group_id} has a mean of {mean(group)} and is dropped"
+
+
+# What is right ---------------------------------------------------------------------------------------
+
+
+class Any_(GroupMachine):
+    """The library's own rules, others in each story."""
+
+
+TestAnyRules = Any_.TestCase
+
+
+class Sync(GroupMachine):
+    run_rules = Rules(mode="sync", batch_size=2, filter_metric="acc", attempts_max=2, failure="refill")
+
+
+TestSyncRules = Sync.TestCase
+
+TestInBand = InBand.TestCase
+
+
+class InBandInSyncMode(InBand):
+    run_rules = Rules(mode="sync", batch_size=2)
+
+
+TestInBandInSyncMode = InBandInSyncMode.TestCase
+
+
+# What is broken --------------------------------------------------------------------------------------
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "evicts_what_was_sampled": (
+        broken_rules.evicts_what_was_sampled,
+        r"drops group '\w+', which is sampled; only terminal groups can be",
+    ),
+    "selects_twice": (broken_rules.selects_twice, r"names group '\w+' twice; a group is selected or dropped, once"),
+    "takes_validation": (broken_rules.takes_validation, r"selects group '\w+' of partition 'val'"),
+    "counts_validation": (broken_rules.counts_validation, r"selects \d groups for a batch of \d; select so many"),
+    "needs_one_more": (
+        broken_rules.needs_one_more,
+        r"lets a sample of \d wait for ever: sampleable are [\w, ]+, nothing is in flight",
+    ),
+    "forgetful": (broken_rules.Forgetful(), "gave two answers to one question"),
+    "wants_each_reward": (broken_rules.wants_each_reward, "raised IndexError: tuple index out of range"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_rule_is_found(name: str) -> None:
+    rule, what = BROKEN[name]
+
+    error = broken(machine_of(rule, run_rules=Rules(survivors_min=1)))
+
+    assert re.match(f"The rule \\w+ .*{what}", error.what)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name != "selects_twice" else ()) for name in BROKEN]
+)
+def test_the_story_of_a_broken_rule_can_be_read(name: str) -> None:
+    error = broken(machine_of(BROKEN[name][0], run_rules=Rules(survivors_min=1)), shrinks=True)
+
+    assert len(error.lines) <= LINES_MAX
+    assert any(line.startswith("sample") for line in error.lines)
+
+
+def test_a_bound_that_is_off_by_one_is_found_by_the_promise() -> None:
+    class OffByOne(InBand):
+        selection = broken_rules.above_the_lower_bound
+
+    error = broken(OffByOne)
+
+    assert error.what.startswith("The rule above_the_lower_bound broke its promise: ")
+    assert "has a mean of 0.25 and is dropped" in error.what.partition("\n")[0]
+    assert isinstance(error.__cause__, AssertionError)
+
+
+def test_the_story_can_be_pasted_as_a_test() -> None:
+    error = broken(machine_of(broken_rules.takes_validation))
+    text = str(error)
+    call = text[text.index("play(") :]
+
+    story: Story = eval(call, {"play": play, "Rules": Rules, "takes_validation": broken_rules.takes_validation})
+
+    assert isinstance(story.waiters[-1].error, CustomRuleError)
+    assert_invariants(story.log)
+
+
+def test_a_patient_rule_may_keep_a_sampler_waiting() -> None:
+    run(machine_of(broken_rules.needs_one_more, patient=True), examples=20)
+
+
+def test_a_machine_has_no_explanation_of_lines() -> None:
+    assert Phase.explain not in InBand.TestCase.settings.phases
+
+
+# A library that is broken ----------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    logging.getLogger("groupstate").setLevel(logging.CRITICAL)
+    yield
+    logging.getLogger("groupstate").setLevel(logging.NOTSET)
+
+
+class LagOfOne(GroupMachine):
+    run_rules: ClassVar[Rules | None] = Rules(lag_max=1)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "fault"),
+    [
+        ("groupstate.core.evict", "is_stale", lambda group, lag, rules: lag >= 1),
+        ("groupstate.core.evict", "credit_of", lambda reasons, rules, *, unmet: len(reasons)),
+        ("groupstate.runtime.ledger", "fence_reason", lambda *_: "gone"),
+        ("groupstate.runtime.controller", "forfeits", lambda book, rules: None),
+    ],
+    ids=["bound off by one", "a credit per reason", "fences wrongly", "never forfeits"],
+)
+def test_a_fault_in_the_rules_is_found(monkeypatch: pytest.MonkeyPatch, where: str, name: str, fault: Any) -> None:
+    monkeypatch.setattr(f"{where}.{name}", fault)
+
+    assert broken(LagOfOne).lines
