@@ -65,12 +65,9 @@ class GroupMachine(RuleBasedStateMachine):
     def promise(self, asked: Asked) -> None:
         """What each answer of `selection` is held against; override it, and assert what the rule is meant to give."""
 
-    @property
-    def story(self) -> Story:
-        """The real side: `story.book`, `story.batches()`, `story.evicted()`. For `@invariant()` methods of your own."""
-        story = self.twin.story
-        assert story is not None
-        return story
+    def check(self, story: Story) -> None:
+        """What must hold after each line of a story; override it, and look at `story.book`, `story.batches()`,
+        `story.evicted()`. It isn't called between the death of a process and its recovery."""
 
     # The steps ---------------------------------------------------------------------------------------
 
@@ -84,6 +81,7 @@ class GroupMachine(RuleBasedStateMachine):
             admits=count is not None and data.draw(st.booleans(), "a rollout is running"),
             selection=self._selection(),
             promise=self.promise,
+            check=self.check,
             patient=self.patient,
         )
         self.moves = Moves(self.twin, values=self.values)

@@ -62,6 +62,7 @@ class Twin:
         admits: bool = False,
         selection: CustomRule | None = None,
         promise: Promise | None = None,
+        check: Callable[[Story], None] | None = None,
         patient: bool = False,
         real: bool = True,
     ) -> None:
@@ -69,6 +70,7 @@ class Twin:
         Args:
             rules, source, group_size, admits, selection: as for `play`.
             promise: holds each answer of `selection` against what it is meant to give.
+            check: raises where something doesn't hold after a line.
             patient: the selection may keep a sampler waiting although enough groups are sampleable and nothing is
                 under way. Else that is told as a sampler that waits for ever.
             real: False tells the story to the model alone. Such a story can't have a selection of its own.
@@ -81,6 +83,7 @@ class Twin:
         self.rules = rules
         self.metric = rules.filter_metric or METRIC
         self.lines: list[str] = []
+        self._check = check
         self._patient = patient
         self._source, self._group_size, self._admits = source, group_size, admits
         prompts = None if source is None else Prompts({"": [None] * len(source)}, names=list(source))
@@ -231,7 +234,7 @@ class Twin:
             if not flying or not self.model.waiting() or self._source is None:
                 break
         if self._source is not None and self.model.waiting() and not self._patient:
-            self._broken(f"{self.model.waiting()} wait though everything goes well")
+            self.wrong(f"{self.model.waiting()} wait though everything goes well")
         self.check_log()
 
     def check_log(self) -> None:
@@ -239,7 +242,7 @@ class Twin:
         if self.story is not None:
             again = replayed(self.story.log.read())
             if again.state() != self.story.book.state():
-                self._broken("A replay of the log leads to another book than the one that the run has")
+                self.wrong("A replay of the log leads to another book than the one that the run has")
 
     # Looking -----------------------------------------------------------------------------------------
 
@@ -276,7 +279,7 @@ class Twin:
                 with quiet():
                     self.story.tell(line)
             except (GroupstateError, AssertionError) as error:
-                self._broken(f"The library raised {type(error).__name__}: {error}", error)
+                self.wrong(f"The library raised {type(error).__name__}: {error}", error)
             self._check_rule()
         self._told_plain(line, plain, dies)
         if self.story is not None:
@@ -291,22 +294,30 @@ class Twin:
         except Died:
             pass
         except AssertionError as error:
-            self._broken(f"The model expected something else: {error}", error)
+            self.wrong(f"The model expected something else: {error}", error)
 
     def _compare(self) -> None:
         story = self.story
         assert story is not None
         real, plain = self._feed(), self.model.said()
         if real != plain:
-            self._broken(f"The library and the plain model differ.\n{difference(real, plain)}")
+            self.wrong(f"The library and the plain model differ.\n{difference(real, plain)}")
         if answers := self.model.answers:
             if not self.died:
-                self._broken(f"The rule was asked {len(answers)} times more than the model expected")
+                self.wrong(f"The rule was asked {len(answers)} times more than the model expected")
             answers.clear()  # Of a process that died while it was asked.
         if story.died != self.died:
-            self._broken("The library and the plain model write a different number of times")
+            self.wrong("The library and the plain model write a different number of times")
         if not self.died:
             self._check_waiters()
+            self._check_story(story)
+
+    def _check_story(self, story: Story) -> None:
+        try:
+            if self._check is not None:
+                self._check(story)
+        except Exception as error:
+            self.wrong(f"The check doesn't hold: {str(error) or type(error).__name__}", error)
 
     def _feed(self) -> list[Any]:
         """What was recorded, in the model's words; held against the invariants."""
@@ -316,7 +327,7 @@ class Twin:
         self._compared += len(records)
         for record in records:
             for found in self.checker.feed(record):
-                self._broken(f"Invariant {found.invariant} ({INVARIANTS[found.invariant]}) is broken: {found}")
+                self.wrong(f"Invariant {found.invariant} ({INVARIANTS[found.invariant]}) is broken: {found}")
         return [told(record.event) for record in records if not isinstance(record.event, ev.RunStarted)]
 
     def _check_waiters(self) -> None:
@@ -328,7 +339,7 @@ class Twin:
         book = story.book
         mine = {request.number for request in self.model.requests}
         if not mine == set(book.requests) == set(story.controller.waiters):
-            self._broken(f"The model has {sorted(mine)} waiting, the library {sorted(story.controller.waiters)}")
+            self.wrong(f"The model has {sorted(mine)} waiting, the library {sorted(story.controller.waiters)}")
         for partition in sorted({request.partition for request in book.requests.values()}):
             if partition == ev.TRAIN and self._source is not None:
                 if not book.in_flight_count():
@@ -338,16 +349,16 @@ class Twin:
                 book, self.rules, partition=partition, now_ns=0, has_source=self._source is not None, dispatches=False
             )
             if not (explained.blocked_by and explained.unblocked_by):
-                self._broken(f"The explanation doesn't say what the sampler waits for: {explained}")
+                self.wrong(f"The explanation doesn't say what the sampler waits for: {explained}")
 
     def _check_stall(self, book: Book) -> None:
         request = book.waiting()[0]
         if self._watched is None:
-            self._broken(f"Request {request.request} waits, and nothing is under way that it could wait for")
+            self.wrong(f"Request {request.request} waits, and nothing is under way that it could wait for")
         if self._patient:
             return
         ready = ", ".join(group.group_id for group in book.ready())
-        self._broken(
+        self.wrong(
             f"The rule {self._watched.name} lets a sample of {request.size} wait for ever: sampleable are "
             f"{ready}, nothing is in flight, and no prompt is drawn while so many are sampleable. Select from them, "
             "drop what will never be taken, or, if the rule waits for something else, say patient = True"
@@ -360,12 +371,17 @@ class Twin:
         if watched is None:
             return
         if (problem := watched.taken()) is not None:
-            self._broken(f"The rule {watched.name} {watched.complaint}", problem)
+            self.wrong(f"The rule {watched.name} {watched.complaint}", problem)
         for waiter in story.waiters:
             if isinstance(waiter.error, CustomRuleError):
-                self._broken(f"The rule {watched.name} is refused: {waiter.error}", waiter.error)
+                self.wrong(f"The rule {watched.name} is refused: {waiter.error}", waiter.error)
 
-    def _broken(self, what: str, cause: BaseException | None = None) -> NoReturn:
+    def wrong(self, what: str, cause: BaseException | None = None) -> NoReturn:
+        """Something is wrong.
+
+        Raises:
+            BrokenStory: it, with the story so far.
+        """
         self.broken = BrokenStory(what, self.lines, self.play_arguments())
         raise self.broken from cause
 

@@ -91,3 +91,43 @@ def test_a_replay_that_differs_fails_the_test() -> None:
     story.book.totals["submitted"] = 7
     with pytest.raises(AssertionError, match="the replay differs after Record"):
         story.tell("start a")
+
+
+# Deaths ----------------------------------------------------------------------------------------------
+
+
+def test_a_process_dies_after_so_many_writes_in_the_middle_of_a_line() -> None:
+    story = play("submit a/2", "start a", "dies 1", "finish a reward=1")
+
+    assert story.died
+    assert story.group("a").finished_count == 1
+    assert story.tell("recover").phase("a") == "pending"
+    assert not story.died
+
+
+def test_writes_are_counted_over_lines() -> None:
+    story = play("dies 3", "submit a/1", "start a", "finish a reward=1")
+
+    assert story.died
+    assert story.tell("recover").phase("a") == "finished"
+
+
+def test_it_may_die_while_it_recovers() -> None:
+    story = play("submit a/1", "start a", "recover dies=1")
+    before = (story.died, story.phase("a"))
+    story.tell("recover")
+
+    assert before == (True, "running")
+    assert story.phase("a") == "pending"
+
+
+def test_after_a_death_only_recovery_can_follow() -> None:
+    with pytest.raises(ValueError, match="'publish 2' comes after the process died; the next line is 'recover'"):
+        play("dies 1", "publish 1", "publish 2")
+
+
+def test_a_sampler_of_a_process_that_died_is_counted() -> None:
+    story = play("dies 1", "sample 1", "recover", "sample 1", rules=Rules(), source=["r1"])
+
+    assert [waiter.claim for waiter in story.waiters] == [None, None]
+    assert story.tell("withdraw 2").book.requests == {}

@@ -139,6 +139,18 @@ def test_the_story_can_be_pasted_as_a_test() -> None:
     assert_invariants(story.log)
 
 
+def test_what_must_hold_after_each_step_is_held_beside_the_story() -> None:
+    class NeverThree(GroupMachine):
+        run_rules = Rules()
+
+        def check(self, story: Story) -> None:
+            assert len(story.ready()) < 3, "there are three"
+
+    error = broken(NeverThree)
+
+    assert error.what.startswith("The check doesn't hold: there are three")
+
+
 def test_a_patient_rule_may_keep_a_sampler_waiting() -> None:
     run(machine_of(broken_rules.needs_one_more, patient=True), examples=20)
 

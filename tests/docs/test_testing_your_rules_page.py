@@ -1,0 +1,53 @@
+"""What docs/testing-your-rules.md says of pytest: its examples are a test file, and the failures read as it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "testing-your-rules.md").read_text(encoding="utf-8")
+BLOCKS = [
+    text for reason, text in re.findall(r"(<!-- not run.*?-->\n\n)?```python\n(.*?)```", PAGE, re.DOTALL) if not reason
+]
+
+
+def pytest_run(folder: Path, *arguments: str, more: str = "") -> tuple[int, str]:
+    (folder / "test_in_band.py").write_text("\n".join(BLOCKS) + more)
+    (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *arguments]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=170, env=environment)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_examples_are_a_test_file_that_passes(tmp_path: Path) -> None:
+    status, output = pytest_run(tmp_path)
+
+    assert status == 0, output
+    assert int(re.findall(r"(\d+) passed", output)[0]) > 25
+
+
+@pytest.mark.long
+def test_the_failure_reads_as_it_is_shown(tmp_path: Path) -> None:
+    more = "\nTestOffByOne = OffByOne.TestCase\n"
+    more += "TestOffByOne.settings = settings(TestOffByOne.settings, derandomize=True)\n"
+
+    status, output = pytest_run(tmp_path, "-k", "OffByOne", more=more)
+
+    assert status == 1
+    assert "BrokenStory: The rule off_by_one broke its promise: assert not 0.25 <= 0.25" in output
+    assert re.search(r"'finish g1\.0 reward=0\.25'", output)
+
+
+def test_the_table_names_what_a_machine_has() -> None:
+    from groupstate.testing import GroupMachine
+
+    table = PAGE.partition("## What you can say")[2].partition("Settings alone")[0]
+    names = re.findall(
+        r"`(\w+)(?: = \w+|\(\w+\))?`", "".join(row.split("|")[1] for row in table.splitlines() if "|" in row)
+    )
+
+    assert {name for name in names if not hasattr(GroupMachine, name)} == set()
