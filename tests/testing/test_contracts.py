@@ -1,0 +1,178 @@
+"""Contracts find what is broken: a rule, a log or a store that breaks its promise fails a test of it."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from groupstate import Drop, Rules, Select
+from groupstate.core.events import PayloadRef
+from groupstate.log.memory import MemoryLog, MemoryPayloads
+from groupstate.simulate.loop import run_virtual
+from groupstate.testing import EvictionContract, LogContract, PayloadStoreContract, SelectionContract
+
+from . import broken_rules
+from .broken_rules import in_band
+
+
+def failed(contract: type, **fixtures: Callable[[], Any]) -> list[str]:
+    """Names of the tests that fail, each run with new fixtures, in virtual time."""
+    return [name for name, test in inspect.getmembers(contract, inspect.isfunction) if _fails(contract, test, fixtures)]
+
+
+def _fails(contract: type, test: Callable[..., Any], fixtures: dict[str, Callable[[], Any]]) -> bool:
+    if not test.__name__.startswith("test_"):
+        return False
+    names = [name for name in inspect.signature(test).parameters if name != "self"]
+    for options in _options(test):
+        given = {name: options[name] if name in options else fixtures[name]() for name in names}
+        try:
+            answer = test(contract(), **given)
+            if inspect.isawaitable(answer):
+                run_virtual(lambda loop, answer=answer: answer)  # type: ignore[misc]
+        except pytest.skip.Exception:
+            continue
+        except Exception:
+            # What is broken may raise whatever it likes.
+            return True
+        except BaseException as error:
+            if isinstance(error, pytest.fail.Exception):
+                return True
+            raise
+    return False
+
+
+def _options(test: Any) -> Iterator[dict[str, Any]]:
+    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+    if not marks:
+        yield {}
+    for mark in marks:
+        for value in mark.args[1]:
+            yield {mark.args[0]: value}
+
+
+def selecting(rule: Any) -> type[SelectionContract]:
+    return type("Mine", (SelectionContract,), {"selection": staticmethod(rule)})
+
+
+def evicting(rule: Any) -> type[EvictionContract]:
+    return type("Mine", (EvictionContract,), {"selection": staticmethod(rule)})
+
+
+def test_a_right_rule_fails_nothing() -> None:
+    assert failed(selecting(in_band)) == failed(evicting(in_band)) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "test"),
+    [
+        (broken_rules.needs_one_more, "test_a_sampler_is_served_by_exactly_enough_groups"),
+        (broken_rules.takes_validation, "test_validation_is_neither_counted_nor_taken"),
+        (broken_rules.counts_validation, "test_validation_is_neither_counted_nor_taken"),
+        (broken_rules.selects_twice, "test_a_batch_has_as_many_groups_as_were_asked_for"),
+        (broken_rules.Forgetful(), "test_a_sampler_is_served_by_exactly_enough_groups"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_broken_selection_fails_the_test_that_says_so(rule: Any, test: str) -> None:
+    assert test in failed(selecting(rule))
+
+
+def keeps_all(book: Any, rules: Any, request: Any) -> Iterator[Select | Drop]:
+    ready = [group.group_id for group in book.ready()]
+    if len(ready) >= request.size:
+        yield Select(ready[: request.size])
+
+
+def drops_all(book: Any, rules: Any, request: Any) -> Iterator[Select | Drop]:
+    yield from (Drop(group.group_id) for group in book.ready())
+
+
+def drops_validation(book: Any, rules: Any, request: Any) -> Iterator[Select | Drop]:
+    yield from (Drop(group.group_id) for group in book.ready("val"))
+    yield from in_band(book, rules, request)
+
+
+@pytest.mark.parametrize(
+    ("rule", "test"),
+    [
+        (keeps_all, "test_a_bad_group_is_evicted_and_a_good_one_is_trained_on"),
+        (drops_all, "test_a_good_group_stays_however_long_it_waits"),
+        (drops_validation, "test_validation_is_never_evicted"),
+        (broken_rules.evicts_what_was_sampled, "test_a_group_that_is_with_the_trainer_is_never_evicted"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_broken_eviction_fails_the_test_that_says_so(rule: Any, test: str) -> None:
+    assert test in failed(evicting(rule))
+
+
+def test_settings_that_evict_nothing_fail_too() -> None:
+    class Mine(EvictionContract):
+        rules = Rules()
+
+    assert "test_a_bad_group_is_evicted_and_a_good_one_is_trained_on" in failed(Mine)
+
+
+class Forgets(MemoryLog):
+    def read(self, start: int = 1, stop: int | None = None) -> Iterator[Any]:
+        return iter(list(super().read(start, stop))[:1])
+
+
+class NeverWakes(MemoryLog):
+    async def durable(self, seq: int) -> None:
+        if seq > self.last_seq:
+            return
+
+
+class GoesOn(MemoryLog):
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("log", "test"),
+    [
+        (MemoryLog, ""),
+        (Forgets, "test_a_part_can_be_read"),
+        (NeverWakes, "test_an_event_can_be_waited_for_before_it_is_posted"),
+        (GoesOn, "test_a_closed_log_refuses_posts"),
+    ],
+)
+def test_a_broken_log_fails_the_test_that_says_so(log: type, test: str) -> None:
+    found = failed(LogContract, log=log)
+
+    assert test in found if test else found == []
+
+
+class Aliases(MemoryPayloads):
+    def put(self, data: bytes) -> PayloadRef:
+        ref = super().put(data)
+        self._data[ref.key] = data
+        return ref
+
+
+class KeepsFreed(MemoryPayloads):
+    def free(self, refs: Any) -> None:
+        pass
+
+
+class ChecksNothing(MemoryPayloads):
+    def get(self, ref: PayloadRef) -> bytes:
+        return self._data[ref.key]
+
+
+@pytest.mark.parametrize(
+    ("store", "test"),
+    [
+        (MemoryPayloads, ""),
+        (Aliases, "test_a_payload_is_copied_when_it_is_put"),
+        (KeepsFreed, "test_a_freed_payload_is_gone"),
+        (ChecksNothing, "test_a_reference_that_does_not_fit_is_refused"),
+    ],
+)
+def test_a_broken_store_fails_the_test_that_says_so(store: type, test: str) -> None:
+    found = failed(PayloadStoreContract, store=store)
+
+    assert test in found if test else found == []
