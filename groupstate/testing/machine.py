@@ -34,6 +34,9 @@ except ModuleNotFoundError as error:
     raise MissingExtra("groupstate.testing.machine", "hypothesis", "testing") from error
 
 
+LAST_THINGS = ["finish_group", "sample", "publish", "commit", "release", "cancel", "fail_group"]
+"""What a process may be at when it dies."""
+
 ONE_OR_TWO = st.lists(PICKS, min_size=1, max_size=1) | st.lists(PICKS, min_size=1, max_size=2)
 
 
@@ -216,9 +219,26 @@ class GroupMachine(RuleBasedStateMachine):
         self.moves.recover(step, dies)
 
     @precondition(lambda self: self.deaths and self.moves.can_die())
-    @rule(writes=st.integers(1, 4))
-    def die(self, writes: int) -> None:
+    @rule(writes=st.integers(1, 4), what=st.sampled_from(LAST_THINGS), pick=PICKS)
+    def die_in_a_write(self, writes: int, what: str, pick: int) -> None:
+        """The process dies in the middle of something, and is recovered: one step, so that it goes as one from a story
+        that doesn't need it."""
         self.moves.die(writes)
+        if what == "finish_group" and self.moves.can_finish_group():
+            self.moves.finish_group(pick, self._values([pick, pick + 1]))
+        elif what == "sample":
+            self.moves.sample(1 + pick % 3)
+        elif what == "publish":
+            self.moves.publish(1)
+        elif what == "commit" and self.moves.has_batch():
+            self.moves.commit(pick)
+        elif what == "release" and self.moves.has_batch():
+            self.moves.release(pick)
+        elif what == "cancel" and self.failures and self.moves.can_finish():
+            self.moves.cancel(pick)
+        elif what == "fail_group" and self.failures and self.moves.can_finish():
+            self.moves.fail_group(pick)
+        self.moves.recover(0)
 
     def _values(self, picks: Sequence[int]) -> list[float]:
         return [self.values[pick % len(self.values)] for pick in picks]

@@ -38,7 +38,7 @@ def test_the_failure_reads_as_it_is_shown(tmp_path: Path) -> None:
     status, output = pytest_run(tmp_path, "-k", "OffByOne", more=more)
 
     assert status == 1
-    assert "BrokenStory: The rule off_by_one broke its promise: assert not 0.25 <= 0.25" in output
+    assert "BrokenStory: The rule off_by_one broke its promise: assert not 0.25 <= 0.75" in output
     assert re.search(r"'finish g1\.0 reward=0\.25'", output)
 
 
