@@ -15,8 +15,12 @@ sessions `g7.0`; where a session belongs, the bare group id means all of them in
     sample N        partition= version=; served at once if it can be, else it waits
     withdraw [N]    the N-th sample(), from 1, stops waiting; without N the latest
     commit B, release B
-    recover         at=MARK version=V: the process dies, and the log is opened again; dies=N, as the next
+    recover         at=MARK version=V keep=EVENTS: the process dies, with `keep` all behind the first so many events is
+                    lost with it, and the log is opened again; dies=N, as the next; `evict` gives up what ended behind
+                    the mark
     dies N          after N more writes to the log, be it in the middle of a line; the line after that is `recover`
+    damage ID       a payload of the group can't be read any more
+    ended ID        the runner is done with a group that was given up (stories with `runs`)
     evict ID REASON[,REASON]    credit= lag=        (what rules do by themselves, for stories without rules)
     forfeit COUNT
 
@@ -83,6 +87,7 @@ class Story:
         controlled: bool | None = None,
         selection: CustomRule | None = None,
         replays: bool = True,
+        runs: bool = False,
     ) -> None:
         """
         Args:
@@ -93,6 +98,7 @@ class Story:
             controlled: False keeps the controller out although there are rules (the ledger reads some).
             selection: a function in place of the rules' own selection.
             replays: False leaves the replay after each event out, for long stories that are replayed at their end.
+            runs: sessions run as tasks, so that a group that is given up ends only later, by `ended`.
         """
         self._selection = selection
         self.rules = rules or Rules()
@@ -106,11 +112,12 @@ class Story:
         self._group_size = group_size
         self._admits = admits
         self._replays = replays
+        self._runs = runs
         self._open()
         recovery.start(self.ledger, run_id="story", weight_version=weight_version, seed=0)
 
     def _open(self) -> None:
-        self.ledger = Ledger(self.log, self.rules, clock_ns=lambda: self.now_ns)
+        self.ledger = Ledger(self.log, self.rules, clock_ns=self._clock_ns)
         recovery.load(self.ledger)
         if self._replays:
             self.ledger.observers.append(self._check_replay)
@@ -119,7 +126,19 @@ class Story:
             source = None if self._source is None else ListSource(self._source)
             self.controller = Controller(self.ledger, source, group_size=self._group_size, custom=self._selection)
             self.controller.admits = self._admits
-            self._deadlines = Deadlines(self.controller, now=lambda: self.now_ns / 1e9)
+            self.controller.runner = self if self._runs else None
+            self._deadlines = Deadlines(self.controller, now=self._now_s)
+
+    def _clock_ns(self) -> int:
+        return self.now_ns
+
+    def _now_s(self) -> float:
+        return self.now_ns / 1e9
+
+    def end(self, group_id: str, ending: Ending) -> bool:
+        """What the controller asks of whoever runs the sessions."""
+        self.ledger.mark_ending(group_id, ending)
+        return True
 
     def _check_replay(self, record: ev.Record) -> None:
         again = replayed(self.log.read(stop=record.seq + 1))
@@ -251,7 +270,19 @@ class Story:
             yield from ((word, number) for number in range(self.group(word).size))
 
     def _cancel(self, words: list[str]) -> None:
-        self.ledger.end(words[0], Ending("cancelled", "told so", cancels=True))
+        ending = Ending("cancelled", "told so", cancels=True)
+        if self.controller is None:
+            self.ledger.end(words[0], ending)
+        else:
+            self.controller.end(words[0], ending)
+
+    def _ended(self, words: list[str]) -> None:
+        self.ledger.end(words[0], self.ledger.endings[words[0]])
+
+    def _damage(self, words: list[str]) -> None:
+        assert self.controller is not None, "damage is found by what runs under rules"
+        self.controller.mark_damaged({words[0]: "told so"})
+        self.controller.settle()
 
     def _requeue(self, words: list[str]) -> None:
         self.record(ev.GroupRequeued(words[0], "told so"))
@@ -341,14 +372,29 @@ class Story:
     def _recover(self, words: list[str]) -> None:
         options = _options(words)
         self.log.writes_left = int(options["dies"]) if "dies" in options else None
+        if "keep" in options:
+            self._lose(int(options["keep"]))
         self._open()
         version = int(options["version"]) if "version" in options else None
         resume_at = self._kept_mark(int(options["at"])) if "at" in options else None
-        recovery.recover(self.ledger, torn_bytes=0, weight_version=version, resume_at=resume_at)
+        recovery.recover(
+            self.ledger,
+            torn_bytes=0,
+            weight_version=version,
+            resume_at=resume_at,
+            on_rewind="evict" if "evict" in words else "keep",
+        )
         if self.controller is not None:
             self.controller.rejudge()
             self.controller.drawing.seek()
         self.ledger.settle()
+
+    def _lose(self, keep: int) -> None:
+        """The log's end never got to the disk; payloads did, which come first."""
+        shorter = MemoryLog()
+        shorter.post(list(self.log.read(stop=keep + 1)))
+        shorter.payloads = self.log.payloads
+        self.log = shorter
 
     def _kept_mark(self, number: int) -> CheckpointMark:
         """The mark as its checkpoint would have kept it, pruned from the book or not."""
@@ -386,6 +432,8 @@ _VERBS: Final[dict[str, Callable[[Story, list[str]], None]]] = {
     "release": Story._release,
     "recover": Story._recover,
     "dies": Story._dies,
+    "damage": Story._damage,
+    "ended": Story._ended,
 }
 
 
@@ -399,6 +447,7 @@ def play(
     controlled: bool | None = None,
     selection: CustomRule | None = None,
     replays: bool = True,
+    runs: bool = False,
 ) -> Story:
     """A story from its first line; see `Story` for the arguments."""
     return Story(
@@ -410,6 +459,7 @@ def play(
         controlled=controlled,
         selection=selection,
         replays=replays,
+        runs=runs,
     ).tell(*lines)
 
 

@@ -1,0 +1,287 @@
+"""A run of a world that can be copied, that knows what may happen next, and that is checked at every step.
+
+Rule 1: each thing that may happen is a line of the notation, so that a history of them can be told again anywhere.
+Rule 2: the checks look at the log and the book from outside; none of them is what the run itself decides by.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core.book import replayed
+from groupstate.core.explain import explain
+from groupstate.core.group import SETTLED, Group, fence_reason
+from groupstate.core.invariants import INVARIANTS, Checker
+from groupstate.core.phases import TERMINAL, TRANSITIONS, Phase, Restored
+from groupstate.core.snapshot import capture, decoded, encoded, restore
+from groupstate.runtime.controller import Waiter
+from groupstate.testing.exhaustive.forking import forked
+from groupstate.testing.exhaustive.world import World
+from groupstate.testing.notation import Story
+
+Cell: TypeAlias = tuple[Phase | None, type[ev.Event]]
+"""A cell of the table of transitions: the phase before, and the kind of the event."""
+
+NOTHING: Final = "nothing"
+
+
+@attrs.frozen
+class Wrong:
+    """One thing that a check found."""
+
+    rule: str
+    """Which rule is broken, in a few words that are the same wherever it is."""
+    text: str
+    """What can't be true, in one sentence."""
+
+
+class Stage(Story):
+    """A run in memory that goes through a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.checker = Checker()
+        self.phases: dict[str, Phase] = {}
+        """Phase of every group that was ever submitted."""
+        self.spent: Counter[str] = Counter()
+        """How often each verb has occurred, of those that are bounded."""
+        self.submitted = 0
+        """Groups that the user has submitted."""
+        self.cells: list[Cell] = []
+        """Cells that the last line went through."""
+        self.wrong: list[Wrong] = []
+        self.commits: list[int] = []
+        """The last event of each commit of the last line: between them the process may die."""
+        super().__init__(
+            rules=world.rules,
+            source=world.prompts(),
+            group_size=world.sessions,
+            admits=world.admits,
+            selection=world.selection,
+            runs=world.runs,
+        )
+
+    def _open(self) -> None:
+        super()._open()
+        self.phases = {name: self._phase_now(name) for name in [*self.book.groups, *self.book.departed]}
+        self._batches = {number: batch.group_ids for number, batch in self.book.batches.items()}
+        self.ledger.after_step = self._committed_step
+
+    def _committed_step(self) -> None:
+        self.commits.append(self.book.last_seq)
+
+    def fork(self) -> "Stage":
+        return forked(self)
+
+    # Telling -----------------------------------------------------------------------------------------
+
+    def go(self, line: str) -> None:
+        """Let one thing happen; what is wrong with it is in `wrong` afterwards."""
+        verb = line.partition(" ")[0]
+        self.cells, self.wrong, self.commits = [], [], []
+        if self.world.bound(verb) is not None and not (verb == "finish" and "attempt=" in line):
+            self.spent[verb] += 1
+        self.submitted += verb == "submit"
+        try:
+            self.tell(line)
+            self._check_settled()
+        except Exception as error:
+            # Whatever it is: nothing that is told here may raise.
+            self.wrong.append(Wrong("error", f"{type(error).__name__}: {error}"))
+            return
+        self.wrong += self._wrong_waits()
+        if verb == "recover":
+            self.wrong += self._wrong_recovery()
+
+    def take(self, whole: "Stage", keep: int) -> None:
+        """Take in what a run that is one line ahead recorded up to `keep`, as its log has it and not its book: that is
+        what is there after it died."""
+        records = list(whole.log.read(self.log.last_seq + 1, keep + 1))
+        self.log.post(records)
+        for record in records:
+            self._note(record)
+        self.spent, self.submitted = whole.spent.copy(), whole.submitted
+
+    def _check_replay(self, record: ev.Record) -> None:
+        """In place of a replay after each event: one replay per state is as good, and takes a fortieth of the time."""
+        self._note(record)
+        for group_id in self._about(record.event):
+            before, after = self.phases.get(group_id), self._phase_now(group_id)
+            if before is after and isinstance(record.event, ev.RunRewound):
+                continue
+            self._walk(before, type(record.event), after, group_id)
+            self.phases[group_id] = after
+
+    def _note(self, record: ev.Record) -> None:
+        for violation in self.checker.feed(record):
+            self.wrong.append(Wrong(f"invariant {violation.invariant}", str(violation)))
+
+    def _about(self, event: ev.AnyEvent) -> list[str]:
+        """The groups that an event is about."""
+        if isinstance(event, ev.BatchSampled):
+            self._batches[event.batch] = event.group_ids
+            return list(event.group_ids)
+        if isinstance(event, ev.BatchReturned | ev.BatchCommitted):
+            return list(self._batches[event.batch])
+        if isinstance(event, ev.RunRewound):
+            return [name for name, phase in self.phases.items() if phase is Phase.COMMITTED]
+        group_id = getattr(event, "group_id", None)
+        return [] if group_id is None else [group_id]
+
+    def _phase_now(self, group_id: str) -> Phase:
+        group = self.book.groups.get(group_id)
+        return self.book.departed[group_id] if group is None else group.phase
+
+    def _walk(self, before: Phase | None, kind: type[ev.Event], after: Phase, group_id: str) -> None:
+        self.cells.append((before, kind))
+        told = TRANSITIONS[before].get(kind)
+        if after is not told and not (told is Restored.TERMINAL and after in TERMINAL):
+            text = f"{kind.__name__} takes group {group_id!r} from {before} to {after}, and the table says {told}"
+            self.wrong.append(Wrong("table", text))
+
+    # Checking ----------------------------------------------------------------------------------------
+
+    def _check_settled(self) -> None:
+        """The rules have done all that follows: asked again they want nothing more."""
+        before = self.book.last_seq
+        self.ledger.settle()
+        if self.book.last_seq > before:
+            more = [type(record.event).__name__ for record in self.log.read(before + 1)]
+            self.wrong.append(Wrong("unsettled", f"the rules had not done all that follows; asked again they did {more}"))
+
+    def _wrong_waits(self) -> Iterator[Wrong]:
+        """Invariant 12: nobody waits for what can't come."""
+        book, world = self.book, self.world
+        for partition in sorted({request.partition for request in book.requests.values()}):
+            if partition == ev.TRAIN and world.source is not None and world.selection is None:
+                if not book.in_flight_count():
+                    waiting = [request.size for request in book.waiting()]
+                    yield Wrong("invariant 12", f"sample() of {waiting} waits with a source, and nothing is under way")
+                continue
+            told = explain(
+                book, self.rules, partition=partition, now_ns=0, has_source=world.source is not None, dispatches=False
+            )
+            if not told.blocked_by or not told.unblocked_by:
+                yield Wrong("invariant 12", f"a sample() of {partition!r} waits, and nothing says why: {told}")
+
+    def wrong_replay(self) -> Iterator[Wrong]:
+        """Invariant 9: the log from its start, and a snapshot, give the book that the run has."""
+        book, state = self.book, self.book.state()
+        if replayed(self.log.read()).state() != state:
+            yield Wrong("replay", "a replay of the log from its start gives another book than the run has")
+        if restore(decoded(encoded(capture(book)))).state() != state:
+            yield Wrong("snapshot", "a snapshot of the book gives another book than the run has")
+
+    def _wrong_recovery(self) -> Iterator[Wrong]:
+        """Invariant 10: of what the log held nothing is lost, and nothing committed comes back unless it was undone."""
+        recovered = next(seq for seq in range(self.log.last_seq, 0, -1) if self._is_recovery(seq))
+        was, now = replayed(self.log.read(stop=recovered)), self.book
+        undone = any(isinstance(record.event, ev.RunRewound) for record in self.log.read(recovered))
+        for name, group in was.groups.items():
+            if name not in now.groups and now.departed.get(name) is not Phase.EVICTED:
+                yield Wrong("invariant 10", f"group {name!r} was {group.phase}, and after the crash it is gone")
+        for name, phase in was.departed.items():
+            if name in now.groups and not (undone and phase is Phase.COMMITTED):
+                yield Wrong("invariant 10", f"group {name!r} had left as {phase}, and after the crash it is back")
+        if now.batches or now.requests or now.count(Phase.RUNNING) or now.count(Phase.SAMPLED):
+            yield Wrong("invariant 10", "after the crash something is still under way that nobody runs or holds")
+
+    def _is_recovery(self, seq: int) -> bool:
+        return isinstance(next(self.log.read(seq)).event, ev.RunRecovered)
+
+    # What may happen next ----------------------------------------------------------------------------
+
+    def moves(self) -> list[str]:
+        """Every thing that may happen now, as lines; of things that are the same but for a name, one."""
+        lines = self._submissions() + self._of_sessions() + self._of_groups() + self._of_the_run()
+        if self.book.waiting(ev.TRAIN) or self.book.batches or self.may("sample"):
+            lines += self._of_batches()
+        return [line for line in lines if self.may(line.partition(" ")[0]) or "attempt=" in line]
+
+    def may(self, verb: str) -> bool:
+        bound = self.world.bound(verb)
+        return bound is None or self.spent[verb] < bound
+
+    def _submissions(self) -> list[str]:
+        return self.world.submissions()[self.submitted : self.submitted + 1]
+
+    def _of_sessions(self) -> list[str]:
+        world, lines = self.world, []
+        for group in self.book.groups.values():
+            seen = set()
+            for number, session in enumerate(group.sessions):
+                same = (session.state, session.attempt > 1, session.tries, session.weight_version)
+                if not group.in_flight or session.state in SETTLED or same in seen:
+                    continue
+                seen.add(same)
+                where = f"{group.group_id}.{number}"
+                if session.state == "waiting":
+                    lines.append(f"start {where}")
+                else:
+                    lines += [f"finish {where} {outcome}" for outcome in world.outcomes]
+                lines += [f"fail {where} {failure}" for failure in world.failures]
+            if world.late:
+                lines += self._late(group)
+        if world.late:
+            lines += self._late_and_gone()
+        return lines
+
+    def _late(self, group: Group) -> list[str]:
+        """Results that change nothing: one for each reason for which the ledger fences them."""
+        found: dict[str, str] = {}
+        for number, session in enumerate(group.sessions):
+            for attempt in {session.attempt, session.attempt - 1} - {0}:
+                reason = fence_reason(group, number, attempt, "finished")
+                if reason is not None:
+                    line = f"finish {group.group_id}.{number} {self.world.outcomes[0]} attempt={attempt}"
+                    found.setdefault(reason, line)
+        return list(found.values())
+
+    def _late_and_gone(self) -> list[str]:
+        """A result for a group that was evicted, and for one that was committed."""
+        first: dict[Phase, str] = {}
+        for name, phase in self.book.departed.items():
+            first.setdefault(phase, f"finish {name}.0 {self.world.outcomes[0]} attempt=1")
+        return list(first.values())
+
+    def _of_groups(self) -> list[str]:
+        lines = []
+        for group in self.book.groups.values():
+            if group.in_flight:
+                lines.append(f"cancel {group.group_id}")
+            if group.in_flight or group.phase is Phase.FAILURE:
+                lines.append(f"requeue {group.group_id}")
+            if group.phase in TERMINAL and group.partition == ev.TRAIN:
+                lines.append(f"damage {group.group_id}")
+            if group.group_id in self.ledger.endings:
+                lines.append(f"ended {group.group_id}")
+        return lines
+
+    def _of_the_run(self) -> list[str]:
+        lines = [f"publish {self.book.weight_version + 1}", "mark", "recover"]
+        for mark in self.book.marks:
+            lines += [f"recover at={mark.mark}{' evict' if how == 'evict' else ''}" for how in self.world.rewinds]
+        return lines
+
+    def _of_batches(self) -> list[str]:
+        world, book = self.world, self.book
+        lines = []
+        for partition, size in ((ev.TRAIN, world.batch), (ev.VALIDATION, 1)):
+            if partition == ev.VALIDATION and not world.validation:
+                continue
+            if len(book.waiting(partition)) < world.waiting_max:
+                lines.append(f"sample {size}" + ("" if partition == ev.TRAIN else f" partition={partition}"))
+        for number in book.batches:
+            lines += [f"commit {number}", f"release {number}"]
+        if world.withdraws:
+            lines += [f"withdraw {place}" for place, waiter in enumerate(self.waiters, 1) if self._holds(waiter)]
+        return lines
+
+    def _holds(self, waiter: Waiter) -> bool:
+        """Whether a `sample()` waits, or has a batch of which nobody has heard the end."""
+        if waiter.claim is None:
+            return waiter.error is None and waiter.request in self.book.requests
+        return waiter.claim.batch in self.book.batches

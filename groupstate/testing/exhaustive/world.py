@@ -1,0 +1,84 @@
+"""A small world: rules, a few groups, and what may happen to them, how often.
+
+Rule: what isn't bounded by `at_most` may happen as often as it can. The search ends all the same, since the groups are
+few and whatever comes back to where it was is known.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from groupstate.core.custom import CustomRule
+from groupstate.core.rules import Rules
+from groupstate.errors import BadSettings
+
+BOUNDED: Final = ("publish", "mark", "recover", "cancel", "requeue", "fail", "damage", "finish", "sample", "release")
+"""Verbs that `at_most` may bound, as in `groupstate.testing.notation`."""
+
+ALWAYS_BOUNDED: Final = frozenset({"publish", "mark", "recover", "cancel", "requeue", "fail", "damage"})
+"""Those that don't happen at all where `at_most` doesn't name them; without an end they would lead on for ever."""
+
+
+def _at_most(value: Mapping[str, int]) -> dict[str, int]:
+    return dict(value)
+
+
+@attrs.frozen(kw_only=True)
+class World:
+    rules: Rules = attrs.field(factory=Rules)
+    groups: int = 2
+    """Groups that the user submits, one after the other, at any time."""
+    sessions: int = 2
+    """Sessions that each group needs."""
+    validation: int = 0
+    """Groups of the validation partition, beside those."""
+    source: int | None = None
+    """Prompts of the source that refills and admission draw from; None: there is no source."""
+    admits: bool = False
+    """A rollout runs, so that admission starts new prompts."""
+    outcomes: tuple[str, ...] = ("reward=1",)
+    """What a session may bring, as in `finish ID.S ...`: metrics, or `nothing`."""
+    failures: tuple[str, ...] = ("error",)
+    """How a session may fail, as in `fail ID.S ...`: a kind, and `retryable`."""
+    batch: int = 1
+    """Groups per `sample()`."""
+    waiting_max: int = 1
+    """Calls of `sample()` that wait at the same time, per partition."""
+    withdraws: bool = True
+    """A `sample()` may be given up, before or after it was served."""
+    late: bool = True
+    """Results come twice, for attempts that are over, and for groups that have left."""
+    runs: bool = False
+    """Sessions run as tasks: a group that is given up ends only later, and its sessions may end otherwise till then."""
+    torn: bool = True
+    """A crash may fall between any two commits of one step, as well as between two steps."""
+    rewinds: tuple[str, ...] = ()
+    """What `recover at=MARK` may do with what ended behind the mark: `keep`, `evict`."""
+    at_most: Mapping[str, int] = attrs.field(factory=dict, converter=_at_most)
+    """How often each of these may happen in one history: publish, mark, recover (crashes), cancel, requeue, fail,
+    damage; not at all where they aren't named. finish, sample and release may be bounded too."""
+    selection: CustomRule | None = None
+    """A function in place of the rules' own selection."""
+
+    def __attrs_post_init__(self) -> None:
+        for verb in self.at_most:
+            if verb not in BOUNDED:
+                raise BadSettings(f"at_most names {verb!r}; it can bound {', '.join(BOUNDED)}")
+        for how in self.rewinds:
+            if how not in ("keep", "evict"):
+                raise BadSettings(f"rewinds names {how!r}; a rewind is 'keep' or 'evict'")
+
+    def bound(self, verb: str) -> int | None:
+        """How often a verb may occur; None: as often as it can."""
+        return self.at_most.get(verb, 0 if verb in ALWAYS_BOUNDED else None)
+
+    def submissions(self) -> list[str]:
+        """The lines that submit the user's groups, in order. Which partition comes first makes no difference."""
+        training = [f"submit g{number}/{self.sessions}" for number in range(1, self.groups + 1)]
+        validating = [f"submit v{n}/{self.sessions} partition=val" for n in range(1, self.validation + 1)]
+        return training + validating
+
+    def prompts(self) -> list[str] | None:
+        """Ids of the source's groups."""
+        return None if self.source is None else [f"r{number}" for number in range(1, self.source + 1)]
