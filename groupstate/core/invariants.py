@@ -63,6 +63,8 @@ class Checker:
         """None once it can't follow the log any more."""
         self._seq = 0
         self._rules = Rules()
+        self._recorded: dict[str, Any] | None = None
+        """The rules as the log has them: reading them takes longer than a thousand events."""
         self._version = 0
         self._groups: dict[str, Tracked] = {}
         self._counts: Counter[tuple[ev.Partition, Phase]] = Counter()
@@ -214,10 +216,12 @@ class Checker:
     # The run -----------------------------------------------------------------------------------------
 
     def _in_force(self, event: ev.RunStarted | ev.RunRecovered) -> None:
-        try:
-            self._rules = recorded_rules(event.rules)
-        except BadSettings as error:
-            self._wrong(9, f"the rules of the run can't be read: {error}")
+        if event.rules != self._recorded:
+            self._recorded = event.rules
+            try:
+                self._rules = recorded_rules(event.rules)
+            except BadSettings as error:
+                self._wrong(9, f"the rules of the run can't be read: {error}")
         self._version = event.weight_version
         self._requests.clear()
 
@@ -587,14 +591,19 @@ class Checker:
     def _check_window(self, partition: ev.Partition) -> Counter[str]:
         """The counts that the batch's metrics are made of, since the previous batch."""
         counted = +self._windows.pop(partition, Counter())
-        if self._book is None:
+        window = self._booked_window(partition)
+        if window is None:
             return counted
-        booked = _flat(self._book.windows.get(partition, Window()))
+        booked = _flat(window)
         for name in sorted(counted.keys() | booked.keys()):
             if counted[name] != booked[name]:
                 text = f"the metrics of this batch count {booked[name]} {name}, the log holds {counted[name]}"
                 self._wrong(11, text)
         return counted
+
+    def _booked_window(self, partition: ev.Partition) -> Window | None:
+        """What the book counts for the batch that is being sampled; None where there is no book."""
+        return None if self._book is None else self._book.windows.get(partition, Window())
 
     def _returned(self, event: ev.BatchReturned) -> None:
         batch = self._out(event.batch, "returned")

@@ -1,5 +1,4 @@
-"""Every history of a small world: all that a few groups and sessions can come to, with the shortest story of what is wrong.
-"""
+"""Every history of a small world: all that a few groups and sessions can come to, with the shortest story of what is wrong."""
 
 from groupstate.testing.exhaustive.search import Breach, Exploration, explore, shortest_story
 from groupstate.testing.exhaustive.world import World

@@ -155,23 +155,21 @@ class _Search:
             for after, lines in successors(stage):
                 self.transitions += 1
                 node = _Node(number, lines, self.nodes[number].depth + 1)
-                if self._is_new(node, after, stage) and where is not None and where(after):
+                if self._is_new(node, after) and where is not None and where(after):
                     return self._story(node)
         self.complete = not self.queue
         return None
 
-    def _is_new(self, node: _Node, stage: Stage, before: Stage | None = None) -> bool:
+    def _is_new(self, node: _Node, stage: Stage) -> bool:
         """Look at what a step led to; True for a state that nothing is wrong with and that nobody came to before."""
         for cell in stage.cells:
             if cell not in self.cells:
                 self.cells[cell] = self._story(node)
-        self._count(stage, before)
+        self._count(stage)
         wrong = list(stage.wrong)
         key = None
         if not wrong:
-            key = key_of(stage)
-            if before is not None and "attempt=" in node.lines[-1] and key != key_of(before):
-                wrong.append(Wrong("late", "a result for an attempt that is over, or a second one, changed something"))
+            key = stage.key = key_of(stage)
             if self.onward is not None:
                 wrong += self._wrong_key(key, stage)
             if key in self.known and not wrong:
@@ -193,12 +191,14 @@ class _Search:
         leads = frozenset((lines[0].partition(" ")[0], len(lines), key_of(after)) for after, lines in successors(stage))
         known = self.onward.setdefault(key, leads)
         if known != leads:
-            yield Wrong("key", f"this and {self._story(self.nodes[self.known[key]])} are taken for the same, and aren't: "
-                        f"{known ^ leads}")
+            yield Wrong(
+                "key",
+                f"this and {self._story(self.nodes[self.known[key]])} are taken for the same, and aren't: "
+                f"{known ^ leads}",
+            )
 
-    def _count(self, stage: Stage, before: Stage | None) -> None:
-        first = 1 if before is None else before.log.last_seq + 1
-        for record in stage.log.read(first):
+    def _count(self, stage: Stage) -> None:
+        for record in stage.log.read(stage.began + 1):
             name = _OUTCOMES.get(type(record.event))
             if name is not None:
                 self.outcomes[name(record.event)] += 1
@@ -224,7 +224,8 @@ class _Search:
 
 
 def successors(stage: Stage) -> Iterator[tuple[Stage, tuple[str, ...]]]:
-    """Everything that can come of a state in one step, with the lines that lead there."""
+    """Everything that can come of a state in one step, with the lines that lead there. Each is to be looked at before
+    the next is asked for."""
     for line in stage.moves():
         after = stage.fork()
         after.go(line)
@@ -235,6 +236,14 @@ def successors(stage: Stage) -> Iterator[tuple[Stage, tuple[str, ...]]]:
                 torn.take(after, keep)
                 torn.go("recover")
                 yield torn, (line, f"recover keep={keep}")
+    after = None
+    for line in stage.late_moves():
+        # They change nothing, so that one may come on top of the other.
+        after = stage.fork() if after is None or after.wrong else after
+        after.go(line)
+        if key_of(after) != stage.key:
+            after.wrong.append(Wrong("late", "a second result, or one for an attempt that is over, changed something"))
+        yield after, (line,)
 
 
 def _name(check: Check) -> str:

@@ -6,15 +6,16 @@ Rule 2: the checks look at the log and the book from outside; none of them is wh
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.book import Book, replayed
 from groupstate.core.explain import explain
 from groupstate.core.group import SETTLED, Group, fence_reason
-from groupstate.core.invariants import INVARIANTS, Checker
+from groupstate.core.held import Window
+from groupstate.core.invariants import Checker
 from groupstate.core.phases import TERMINAL, TRANSITIONS, Phase, Restored
 from groupstate.core.snapshot import capture, decoded, encoded, restore
 from groupstate.runtime.controller import Waiter
@@ -24,8 +25,6 @@ from groupstate.testing.notation import Story
 
 Cell: TypeAlias = tuple[Phase | None, type[ev.Event]]
 """A cell of the table of transitions: the phase before, and the kind of the event."""
-
-NOTHING: Final = "nothing"
 
 
 @attrs.frozen
@@ -38,12 +37,29 @@ class Wrong:
     """What can't be true, in one sentence."""
 
 
+class Watching(Checker):
+    """Compares its counts with the run's own book, which is one event ahead, instead of driving one beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._book = None
+        self.book: Book | None = None
+        """None while the log is ahead of the book."""
+
+    def _replay(self, record: ev.Record) -> None:
+        if self.book is not None and (problem := self._difference(self.book)) is not None:
+            self._wrong(*problem)
+
+    def _booked_window(self, partition: ev.Partition) -> Window | None:
+        return None if self.book is None else self.book._windows_out[self.book.last_batch]
+
+
 class Stage(Story):
     """A run in memory that goes through a world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.checker = Checker()
+        self.checker = Watching()
         self.phases: dict[str, Phase] = {}
         """Phase of every group that was ever submitted."""
         self.spent: Counter[str] = Counter()
@@ -53,6 +69,10 @@ class Stage(Story):
         self.cells: list[Cell] = []
         """Cells that the last line went through."""
         self.wrong: list[Wrong] = []
+        self.key: tuple[Any, ...] = ()
+        """What makes this state another than others, once somebody has looked."""
+        self.began = 0
+        """The last event before the last line."""
         self.commits: list[int] = []
         """The last event of each commit of the last line: between them the process may die."""
         super().__init__(
@@ -66,6 +86,7 @@ class Stage(Story):
 
     def _open(self) -> None:
         super()._open()
+        self.checker.book = self.book
         self.phases = {name: self._phase_now(name) for name in [*self.book.groups, *self.book.departed]}
         self._batches = {number: batch.group_ids for number, batch in self.book.batches.items()}
         self.ledger.after_step = self._committed_step
@@ -81,8 +102,8 @@ class Stage(Story):
     def go(self, line: str) -> None:
         """Let one thing happen; what is wrong with it is in `wrong` afterwards."""
         verb = line.partition(" ")[0]
-        self.cells, self.wrong, self.commits = [], [], []
-        if self.world.bound(verb) is not None and not (verb == "finish" and "attempt=" in line):
+        self.cells, self.wrong, self.commits, self.began = [], [], [], self.book.last_seq
+        if self.world.bound(verb) is not None and "attempt=" not in line:
             self.spent[verb] += 1
         self.submitted += verb == "submit"
         try:
@@ -101,6 +122,7 @@ class Stage(Story):
         what is there after it died."""
         records = list(whole.log.read(self.log.last_seq + 1, keep + 1))
         self.log.post(records)
+        self.checker.book = None
         for record in records:
             self._note(record)
         self.spent, self.submitted = whole.spent.copy(), whole.submitted
@@ -150,7 +172,9 @@ class Stage(Story):
         self.ledger.settle()
         if self.book.last_seq > before:
             more = [type(record.event).__name__ for record in self.log.read(before + 1)]
-            self.wrong.append(Wrong("unsettled", f"the rules had not done all that follows; asked again they did {more}"))
+            self.wrong.append(
+                Wrong("unsettled", f"the rules had not done all that follows; asked again they did {more}")
+            )
 
     def _wrong_waits(self) -> Iterator[Wrong]:
         """Invariant 12: nobody waits for what can't come."""
@@ -196,10 +220,14 @@ class Stage(Story):
 
     def moves(self) -> list[str]:
         """Every thing that may happen now, as lines; of things that are the same but for a name, one."""
-        lines = self._submissions() + self._of_sessions() + self._of_groups() + self._of_the_run()
-        if self.book.waiting(ev.TRAIN) or self.book.batches or self.may("sample"):
-            lines += self._of_batches()
-        return [line for line in lines if self.may(line.partition(" ")[0]) or "attempt=" in line]
+        lines = self._submissions() + self._of_sessions() + self._of_groups() + self._of_the_run() + self._of_batches()
+        return [line for line in lines if self.may(line.partition(" ")[0])]
+
+    def late_moves(self) -> list[str]:
+        """Results that come when they change nothing any more: one for each reason for which they are fenced."""
+        if not self.world.late:
+            return []
+        return [line for group in self.book.groups.values() for line in self._late(group)] + self._late_and_gone()
 
     def may(self, verb: str) -> bool:
         bound = self.world.bound(verb)
@@ -223,14 +251,9 @@ class Stage(Story):
                 else:
                     lines += [f"finish {where} {outcome}" for outcome in world.outcomes]
                 lines += [f"fail {where} {failure}" for failure in world.failures]
-            if world.late:
-                lines += self._late(group)
-        if world.late:
-            lines += self._late_and_gone()
         return lines
 
     def _late(self, group: Group) -> list[str]:
-        """Results that change nothing: one for each reason for which the ledger fences them."""
         found: dict[str, str] = {}
         for number, session in enumerate(group.sessions):
             for attempt in {session.attempt, session.attempt - 1} - {0}:
