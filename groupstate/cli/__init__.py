@@ -10,6 +10,7 @@ import click
 
 from groupstate.cli.collecting import run
 from groupstate.cli.doing import demo, scenario
+from groupstate.cli.exploring import explore
 from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
 from groupstate.errors import GroupstateError
@@ -17,8 +18,8 @@ from groupstate.version import VERSION
 
 EXIT_CODES = """\b
 Exit codes:
-  0  done; `check`: nothing is wrong; `scenario`: all expectations hold
-  1  `check`: something is wrong; `scenario`: an expectation doesn't hold
+  0  done; `check`, `explore`: nothing is wrong; `scenario`: all expectations hold
+  1  `check`, `explore`: something is wrong; `scenario`: an expectation doesn't hold
   2  it can't be done: a bad option, a path that is no run, a damaged log, an unknown group
 `run` has more of them, see its own help.
 """
@@ -57,5 +58,5 @@ def main() -> None:
     """
 
 
-for command in (run, log, show, why, check, repair, disk, scenario, demo):
+for command in (run, log, show, why, check, repair, disk, scenario, explore, demo):
     main.add_command(command)

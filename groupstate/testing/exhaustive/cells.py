@@ -1,7 +1,7 @@
 """Why a world doesn't go through a cell of the table of transitions.
 
-Rule: each reason is a condition on the world that is told in words. A cell that a world could go through by its condition
-and doesn't has no reason: then the cell is dead, or the condition is wrong.
+Rule: each reason is a condition on the world that is told in words. A cell that a world could go through by its
+condition and doesn't has no reason: then the cell is dead, or the condition is wrong.
 """
 
 from collections.abc import Callable
@@ -95,10 +95,12 @@ def _settles_before(world: World) -> bool:
 
 def _evicts_failed(world: World) -> bool:
     """Some way to fail leads to an eviction: cancelled ones always do, and the rules say which others."""
-    rules = world.rules
-    if not (_fails(world) or "nothing" in world.outcomes):
+    rules, empties = world.rules, "nothing" in world.outcomes
+    if not (_fails(world) or empties):
         return False
-    return rules.mode == "async" or rules.empty != "keep" or rules.failure == "refill" or _gives_up(world)
+    if rules.mode == "async" or rules.failure == "refill" or _gives_up(world) or _may(world, "damage"):
+        return True
+    return rules.empty != "keep" and (empties or _may(world, "fail") >= world.sessions)
 
 
 def _late(condition: Callable[[World], bool] = _always) -> Callable[[World], bool]:

@@ -1,8 +1,8 @@
 """Every history of a small world, the shortest first.
 
-`explore` goes through all states that a world can come to, by breadth: each state is reached first by a shortest history,
-so what it finds wrong is told by the shortest story there is. Each step runs the real ledger and the real controller with
-the rules in question, and the checks look on.
+`explore` goes through all states that a world can come to, by breadth: each state is reached first by a shortest
+history, so what it finds wrong is told by the shortest story there is. Each step runs the real ledger and the real
+controller with the rules in question, and the checks look on.
 
 Rule 1: a state is expanded once; whether another run is the same is `key_of`'s to say.
 Rule 2: from where something is wrong nothing goes on.
@@ -16,8 +16,8 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.custom import CustomRule
-from groupstate.core.phases import TRANSITIONS
 from groupstate.core.rules import Rules
+from groupstate.testing.exhaustive.cells import CELLS, why_missed
 from groupstate.testing.exhaustive.sameness import Key, key_of
 from groupstate.testing.exhaustive.stage import Cell, Stage, Wrong
 from groupstate.testing.exhaustive.world import World
@@ -27,9 +27,6 @@ Check: TypeAlias = Callable[[Stage], str | None]
 
 STATES_MAX: Final = 200_000
 """States at which a search gives up: some minutes, and about 2 GB."""
-
-CELLS: Final = tuple((phase, kind) for phase, cells in TRANSITIONS.items() for kind in cells)
-"""Every cell of the table."""
 
 
 @attrs.frozen
@@ -64,8 +61,9 @@ class Exploration:
     """One for each rule that is broken, the shortest story of each."""
 
     @property
-    def missed(self) -> tuple[Cell, ...]:
-        return tuple(cell for cell in CELLS if cell not in self.cells)
+    def missed(self) -> dict[Cell, str]:
+        """Cells that no history goes through, each with the reason; empty where there is none that is known."""
+        return {cell: why_missed(self.world, cell) for cell in CELLS if cell not in self.cells}
 
 
 def explore(
@@ -236,10 +234,10 @@ def successors(stage: Stage) -> Iterator[tuple[Stage, tuple[str, ...]]]:
                 torn.take(after, keep)
                 torn.go("recover")
                 yield torn, (line, f"recover keep={keep}")
-    after = None
+    after = stage
     for line in stage.late_moves():
         # They change nothing, so that one may come on top of the other.
-        after = stage.fork() if after is None or after.wrong else after
+        after = stage.fork() if after is stage or after.wrong else after
         after.go(line)
         if key_of(after) != stage.key:
             after.wrong.append(Wrong("late", "a second result, or one for an attempt that is over, changed something"))

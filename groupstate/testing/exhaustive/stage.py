@@ -76,7 +76,7 @@ class Stage(Story):
         self.commits: list[int] = []
         """The last event of each commit of the last line: between them the process may die."""
         super().__init__(
-            rules=world.rules,
+            rules=world.rules_in_force,
             source=world.prompts(),
             group_size=world.sessions,
             admits=world.admits,

@@ -12,6 +12,7 @@ import attrs
 from groupstate.core.custom import CustomRule
 from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings
+from groupstate.testing.notation import Story
 
 BOUNDED: Final = ("publish", "mark", "recover", "cancel", "requeue", "fail", "damage", "finish", "sample", "release")
 """Verbs that `at_most` may bound, as in `groupstate.testing.notation`."""
@@ -78,6 +79,27 @@ class World:
         training = [f"submit g{number}/{self.sessions}" for number in range(1, self.groups + 1)]
         validating = [f"submit v{n}/{self.sessions} partition=val" for n in range(1, self.validation + 1)]
         return training + validating
+
+    @property
+    def rules_in_force(self) -> Rules:
+        """The rules, which name a selection of your own as those of an opened run do."""
+        own = self.selection
+        if own is None:
+            return self.rules
+        name = getattr(own, "__qualname__", type(own).__qualname__)
+        return self.rules.changed(selection=f"{own.__module__}:{name}")
+
+    def told(self, *lines: str) -> Story:
+        """A history of this world, told again; replayed after every event."""
+        story = Story(
+            rules=self.rules_in_force,
+            source=self.prompts(),
+            group_size=self.sessions,
+            admits=self.admits,
+            selection=self.selection,
+            runs=self.runs,
+        )
+        return story.tell(*lines)
 
     def prompts(self) -> list[str] | None:
         """Ids of the source's groups."""

@@ -1,0 +1,73 @@
+"""The command that goes through small worlds. What it needs is imported only when it is called."""
+
+import importlib
+from typing import Any
+
+import attrs
+import click
+
+from groupstate.core.rules import rules_from_dict
+from groupstate.errors import BadInput
+
+
+@click.command(short_help="Go through every history of small worlds.")
+@click.argument("names", nargs=-1, metavar="[WORLD]...")
+@click.option("--larger", is_flag=True, help="The larger worlds of these names; minutes each.")
+@click.option("--list", "listed", is_flag=True, help="Print the names of the worlds, and explore none.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting of the rules, in each world; repeatable."
+)
+@click.option("--selection", default=None, metavar="MODULE:FUNCTION", help="A selection rule of your own.")
+@click.option("--states-max", type=click.IntRange(min=1), default=None, help="States at which a search gives up.")
+@click.pass_context
+def explore(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    larger: bool,
+    listed: bool,
+    changes: tuple[str, ...],
+    selection: str | None,
+    states_max: int | None,
+) -> None:
+    """Go through every state that small worlds can come to, and check all invariants in each.
+
+    A world is a few groups and sessions, the rules, and what may happen how often: failures, cancellations, late
+    results, publications, crashes. Prints how many states and transitions there are, the cells of the table of
+    transitions that no history goes through with the reason of each, and the shortest story of whatever is wrong.
+
+    Exits with 0 if every invariant holds, 1 if something is wrong or a search gave up.
+
+    \b
+    Examples:
+      groupstate explore
+      groupstate explore drop crash --larger
+      groupstate explore drop --set lag_max=1
+      groupstate explore drop --selection my_rules.py:freshest
+    """
+    worlds = importlib.import_module("groupstate.testing.exhaustive.worlds")
+    known = worlds.LARGER if larger else worlds.WORLDS
+    if listed:
+        click.echo("\n".join(known))
+        return
+    for name in names:
+        if name not in known:
+            raise BadInput(f"there is no world {name!r}; worlds are {', '.join(known)}")
+    if not _explored({name: known[name] for name in names or known}, changes, selection, states_max):
+        ctx.exit(1)
+
+
+def _explored(worlds: dict[str, Any], changes: tuple[str, ...], selection: str | None, states_max: int | None) -> bool:
+    """Explore them one by one, telling of each; False if something is wrong."""
+    search = importlib.import_module("groupstate.testing.exhaustive.search")
+    report = importlib.import_module("groupstate.testing.exhaustive.report")
+    settings = importlib.import_module("groupstate.runtime.settings")
+    changed = settings.parsed_assignments(changes, "--set")
+    own = None if selection is None else settings.load_function(selection, "--selection")
+    found = []
+    for name, world in worlds.items():
+        rules = rules_from_dict({**world.rules.to_dict(), **changed}, "the rules") if changed else world.rules
+        world = attrs.evolve(world, rules=rules, selection=own)
+        found.append(search.explore(world, states_max=states_max or search.STATES_MAX))
+        click.echo("\n".join(report.lines_of(name, found[-1])))
+    click.echo("\n".join(report.summary(found)))
+    return all(one.complete and not one.breaches for one in found)
