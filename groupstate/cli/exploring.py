@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 import click
 
+from groupstate.cli.output import write_json
 from groupstate.core.rules import rules_from_dict
 from groupstate.errors import BadInput
 
@@ -18,6 +19,9 @@ from groupstate.errors import BadInput
     "--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting of the rules, in each world; repeatable."
 )
 @click.option("--selection", default=None, metavar="MODULE:FUNCTION", help="A selection rule of your own.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object per world, with the shortest story of each cell."
+)
 @click.option("--states-max", type=click.IntRange(min=1), default=None, help="States at which a search gives up.")
 @click.pass_context
 def explore(
@@ -27,6 +31,7 @@ def explore(
     listed: bool,
     changes: tuple[str, ...],
     selection: str | None,
+    as_json: bool,
     states_max: int | None,
 ) -> None:
     """Go through every state that small worlds can come to, and check all invariants in each.
@@ -52,22 +57,31 @@ def explore(
     for name in names:
         if name not in known:
             raise BadInput(f"there is no world {name!r}; worlds are {', '.join(known)}")
-    if not _explored({name: known[name] for name in names or known}, changes, selection, states_max):
+    changed = importlib.import_module("groupstate.runtime.settings").parsed_assignments(changes, "--set")
+    own = selection and importlib.import_module("groupstate.runtime.settings").load_function(selection, "--selection")
+    chosen = {
+        name: attrs.evolve(
+            known[name],
+            rules=rules_from_dict({**known[name].rules.to_dict(), **changed}, "the rules"),
+            selection=own,
+        )
+        for name in names or known
+    }
+    if not _explored(chosen, states_max, as_json):
         ctx.exit(1)
 
 
-def _explored(worlds: dict[str, Any], changes: tuple[str, ...], selection: str | None, states_max: int | None) -> bool:
+def _explored(worlds: dict[str, Any], states_max: int | None, as_json: bool) -> bool:
     """Explore them one by one, telling of each; False if something is wrong."""
     search = importlib.import_module("groupstate.testing.exhaustive.search")
     report = importlib.import_module("groupstate.testing.exhaustive.report")
-    settings = importlib.import_module("groupstate.runtime.settings")
-    changed = settings.parsed_assignments(changes, "--set")
-    own = None if selection is None else settings.load_function(selection, "--selection")
     found = []
     for name, world in worlds.items():
-        rules = rules_from_dict({**world.rules.to_dict(), **changed}, "the rules") if changed else world.rules
-        world = attrs.evolve(world, rules=rules, selection=own)
         found.append(search.explore(world, states_max=states_max or search.STATES_MAX))
-        click.echo("\n".join(report.lines_of(name, found[-1])))
-    click.echo("\n".join(report.summary(found)))
+        if as_json:
+            write_json(report.as_object(name, found[-1]))
+        else:
+            click.echo("\n".join(report.lines_of(name, found[-1])))
+    if not as_json:
+        click.echo("\n".join(report.summary(found)))
     return all(one.complete and not one.breaches for one in found)

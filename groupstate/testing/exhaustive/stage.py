@@ -18,6 +18,7 @@ from groupstate.core.held import Window
 from groupstate.core.invariants import Checker
 from groupstate.core.phases import TERMINAL, TRANSITIONS, Phase, Restored
 from groupstate.core.snapshot import capture, decoded, encoded, restore
+from groupstate.errors import CustomRuleError
 from groupstate.runtime.controller import Waiter
 from groupstate.testing.exhaustive.forking import forked
 from groupstate.testing.exhaustive.world import World
@@ -113,7 +114,12 @@ class Stage(Story):
             # Whatever it is: nothing that is told here may raise.
             self.wrong.append(Wrong("error", f"{type(error).__name__}: {error}"))
             return
-        self.wrong += self._wrong_waits()
+        self.wrong += [*self._wrong_waits(), *self._wrong_groups()]
+        self.wrong += [
+            Wrong("selection", str(waiter.error))
+            for waiter in self.waiters
+            if isinstance(waiter.error, CustomRuleError)
+        ]
         if verb == "recover":
             self.wrong += self._wrong_recovery()
 
@@ -190,6 +196,30 @@ class Stage(Story):
             )
             if not told.blocked_by or not told.unblocked_by:
                 yield Wrong("invariant 12", f"a sample() of {partition!r} waits, and nothing says why: {told}")
+
+    def _wrong_groups(self) -> Iterator[Wrong]:
+        """What a group keeps count of is what its sessions say, and one of which all sessions have ended has ended."""
+        for group in self.book.groups.values():
+            finished = sum(session.state == "finished" for session in group.sessions)
+            settled = sum(session.state in SETTLED for session in group.sessions)
+            rows = sum(len(session.trajectories) for session in group.sessions)
+            if (group.finished_count, group.settled_count, group.trajectory_count) != (finished, settled, rows):
+                text = (
+                    f"group {group.group_id!r} counts {group.settled_count} sessions ended, {group.finished_count} "
+                    f"finished and {group.trajectory_count} trajectories; its sessions make it {settled}, {finished} "
+                    f"and {rows}"
+                )
+                yield Wrong("counts", text)
+            for metric, (low, high, count) in group.session_ranges.items():
+                last = [session.trajectories[-1].metrics for session in group.sessions if session.trajectories]
+                values = [metrics[metric] for metrics in last if metric in metrics]
+                if (low, high, count) != (min(values, default=low), max(values, default=high), len(values)):
+                    text = (
+                        f"group {group.group_id!r} has {metric} from {low} to {high} ({count}), its sessions {values}"
+                    )
+                    yield Wrong("counts", text)
+            if group.in_flight and settled == group.size:
+                yield Wrong("counts", f"all sessions of group {group.group_id!r} have ended, and it is {group.phase}")
 
     def wrong_replay(self) -> Iterator[Wrong]:
         """Invariant 9: the log from its start, and a snapshot, give the book that the run has."""
