@@ -13,7 +13,7 @@ from groupstate.errors import BadInput
 
 @click.command(short_help="Go through every history of small worlds.")
 @click.argument("names", nargs=-1, metavar="[WORLD]...")
-@click.option("--larger", is_flag=True, help="The larger worlds of these names; minutes each.")
+@click.option("--larger", is_flag=True, help="The larger worlds of these names; a minute or two each.")
 @click.option("--list", "listed", is_flag=True, help="Print the names of the worlds, and explore none.")
 @click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting of the rules, in each world; repeatable."

@@ -76,7 +76,7 @@ def _copier(kind: type) -> Copier:
         return _same
     if attrs.has(kind):
         return _same if kind.__setattr__.__name__ == "_frozen_setattrs" else _by_fields(kind)
-    if hasattr(kind, "__dict__") and not hasattr(kind, "__slots__"):
+    if kind.__dictoffset__ and not hasattr(kind, "__slots__"):
         return _by_dict
     raise TypeError(f"a run that holds a {kind.__module__}.{kind.__qualname__} can't be copied; see forking.py")
 
