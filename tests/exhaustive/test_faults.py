@@ -6,13 +6,14 @@ from typing import Any
 import attrs
 import msgspec
 
+from groupstate.core import book, evict, group, snapshot
 from groupstate.core import events as ev
-from groupstate.core import evict, group
 from groupstate.core.custom import Drop, Select
 from groupstate.core.group import Group, Session
 from groupstate.core.phases import Phase
 from groupstate.core.rules import Rules
 from groupstate.runtime import ledger, recovery
+from groupstate.runtime.controller import Controller
 from groupstate.testing.exhaustive import World, explore, sameness, search, shortest_story
 from groupstate.testing.exhaustive.stage import Stage
 from groupstate.testing.exhaustive.worlds import WORLDS
@@ -164,6 +165,56 @@ def test_a_wait_that_nothing_will_end(monkeypatch):
     story = found(attrs.evolve(ONE, source=0), "invariant 12")
 
     assert story == ("sample 1",)
+
+
+def test_rules_that_leave_something_undone(monkeypatch):
+    monkeypatch.setattr(Controller, "settle", lambda self: self._evict() or self._forfeit())
+
+    assert found(ONE, "unsettled") == ("submit g1/1", "fail g1.0 error")
+
+
+def test_a_phase_that_the_table_doesn_t_lead_to(monkeypatch):
+    wrong = (group._HANDLERS[ev.SessionFailed], Phase.RUNNING)
+    monkeypatch.setitem(group._STEPS[Phase.PENDING], ev.SessionFailed, wrong)
+
+    assert found(attrs.evolve(ONE, sessions=2), "table") == ("submit g1/2", "fail g1.0 error")
+
+
+def test_a_replay_that_leads_elsewhere(monkeypatch):
+    right = book._APPLY[ev.WeightsPublished]
+
+    def published(self: book.Book, event: ev.WeightsPublished, seq: int, at_ns: int) -> None:
+        right(self, event, seq, at_ns)
+        self.source_position += self.notes_released
+
+    monkeypatch.setitem(book._APPLY, ev.WeightsPublished, published)
+
+    assert found(attrs.evolve(ONE, groups=0), "replay") == ("publish 1",)
+
+
+def test_a_snapshot_that_forgets(monkeypatch):
+    right = snapshot.restore
+
+    def forgetful(taken: snapshot.Capture) -> book.Book:
+        again = right(taken)
+        again.requests.clear()
+        return again
+
+    monkeypatch.setattr("groupstate.testing.exhaustive.stage.restore", forgetful)
+
+    assert found(ONE, "snapshot") == ("sample 1",)
+
+
+def test_a_late_result_that_does_something_beside_being_fenced(monkeypatch):
+    right = ledger.Ledger._fence
+
+    def fence(self: ledger.Ledger, *args: Any) -> None:
+        right(self, *args)
+        self.record(ev.WeightsPublished(self.book.weight_version + 1, self.book.lineage))
+
+    monkeypatch.setattr(ledger.Ledger, "_fence", fence)
+
+    assert found(ONE, "late")[-1].endswith("attempt=1")
 
 
 def test_a_selection_of_ones_own_that_can_t_be_followed():
