@@ -87,7 +87,19 @@ def test_the_story_of_each_cell_can_be_told_again_in_the_notation(explored, name
         assert WORLDS[name].told(*lines).events(getattr(ev, kind)), (cell, lines)
 
 
-LARGER_SIZES: dict[str, tuple[int, int]] = {}
+LARGER_SIZES = {
+    "drop": (24030, 198468),
+    "three_groups": (1043, 5520),
+    "zero_variance": (4232, 26695),
+    "sync": (5635, 38980),
+    "sync_filter": (2000, 11675),
+    "retries": (1238, 7694),
+    "cancelling": (4595, 36618),
+    "crash": (2290, 8360),
+    "rewind": (10181, 65735),
+    "validation": (1014, 5919),
+}
+"""The same of the larger worlds."""
 
 
 @pytest.mark.long
