@@ -29,7 +29,7 @@ def test_it_tells_how_many_states_and_transitions_there_are_and_which_cells_are_
 def test_what_is_wrong_is_told_by_its_shortest_story_and_exits_with_1(monkeypatch):
     monkeypatch.setattr("groupstate.core.evict.credit_of", lambda *args, **options: 2 * credit_of(*args, **options))
 
-    result = run("rewind")
+    result = run("samplers")
 
     assert result.exit_code == 1
     assert "  WRONG, invariant 5: " in result.output
@@ -37,9 +37,9 @@ def test_what_is_wrong_is_told_by_its_shortest_story_and_exits_with_1(monkeypatc
 
 
 def test_rules_can_be_changed():
-    result = run("rewind", "--json", "--set", "lag_max=0")
+    result = run("samplers", "--json", "--set", "requeues_max=1")
 
-    assert "evicted as stale, credit 1" in json.loads(result.output)["outcomes"]
+    assert "requeued by the rules" in json.loads(result.output)["outcomes"]
 
 
 def test_a_selection_of_ones_own_is_loaded(tmp_path: Path):

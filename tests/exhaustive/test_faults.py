@@ -221,7 +221,7 @@ def test_a_selection_of_ones_own_that_can_t_be_followed():
     def too_many(book, rules, request):
         return [Select([group.group_id for group in book.ready()])] if book.ready_count() else []
 
-    story = found(attrs.evolve(ONE, groups=2), "selection", selection=too_many)
+    story = found(attrs.evolve(ONE, groups=2, at_most={}), "selection", selection=too_many)
 
     assert story[-1] == "sample 1"
     assert sum(line.startswith("finish") for line in story) == 2
@@ -264,7 +264,7 @@ def test_a_key_that_leaves_something_out_is_found(monkeypatch):
 
 
 def test_the_key_leaves_nothing_out_that_matters_here():
-    world = World(rules=Rules(lag_max=0), groups=1, at_most={"fail": 1, "publish": 1, "recover": 1})
+    world = World(rules=Rules(lag_max=0), groups=1, sessions=1, at_most={"fail": 1, "publish": 1, "recover": 1})
 
     assert explore(world, check_keys=True).breaches == ()
 
