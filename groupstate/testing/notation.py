@@ -371,9 +371,9 @@ class Story:
 
     def _recover(self, words: list[str]) -> None:
         options = _options(words)
-        self.log.writes_left = int(options["dies"]) if "dies" in options else None
         if "keep" in options:
             self._lose(int(options["keep"]))
+        self.log.writes_left = int(options["dies"]) if "dies" in options else None
         self._open()
         version = int(options["version"]) if "version" in options else None
         resume_at = self._kept_mark(int(options["at"])) if "at" in options else None
@@ -391,7 +391,7 @@ class Story:
 
     def _lose(self, keep: int) -> None:
         """The log's end never got to the disk; payloads did, which come first."""
-        shorter = MemoryLog()
+        shorter = MortalLog()
         shorter.post(list(self.log.read(stop=keep + 1)))
         shorter.payloads = self.log.payloads
         self.log = shorter
