@@ -13,6 +13,7 @@ from groupstate.cli.doing import demo, scenario
 from groupstate.cli.exploring import explore
 from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
+from groupstate.cli.simulating import simulate
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 
@@ -58,5 +59,5 @@ def main() -> None:
     """
 
 
-for command in (run, log, show, why, check, repair, disk, scenario, explore, demo):
+for command in (run, log, show, why, check, repair, disk, scenario, explore, simulate, demo):
     main.add_command(command)

@@ -9,9 +9,13 @@ Rule 3: whoever waits is told, whatever happens: written, failed or closed.
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from groupstate.errors import LogFailed
 from groupstate.log.waiters import Waiters
+
+Later: TypeAlias = Callable[[Callable[[], None]], None]
+"""Calls a function later, once, on the caller's thread: what an event loop's timer does."""
 
 COMMIT_BYTES_MAX = 8 << 20
 """Posts are gathered up to this size, so that a burst doesn't become one commit that takes a second. A single
@@ -37,7 +41,8 @@ class Commit:
 
 
 class GroupCommit:
-    """The queue between the ledger and the disk, worked off by a thread of its own or on the spot.
+    """The queue between the ledger and the disk, worked off by a thread of its own, on the spot, or by steps that the
+    caller's event loop takes.
 
     `write` keeps the entries of one commit; `tidy` does a little of what isn't urgent, behind a commit and where
     nothing is queued, and says whether more is left; `release` lets go of the files. All run in one thread at a time.
@@ -52,12 +57,21 @@ class GroupCommit:
         release: Callable[[], None],
         *,
         inline: bool,
+        later: Later | None = None,
     ) -> None:
+        """
+        Args:
+            inline: without a thread, each post on the spot.
+            later: without a thread, what has gathered when the function comes to be called.
+        """
         self._name = name
         self._write = write
         self._tidy = tidy
         self._release = release
         self._inline = inline
+        self._later = later
+        self._due = False
+        """A step is to be called."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Commit] = deque()
@@ -122,12 +136,19 @@ class GroupCommit:
             self._tidied()
             if self.durable_seq < self.last_seq:
                 raise self._refusal()
+        else:
+            self._call_later()
+
+    def _call_later(self) -> None:
+        if self._later is not None and not self._due:
+            self._due = True
+            self._later(self._step)
 
     def _begin(self) -> None:
         """Queue the first commit, and let the writer know: it waits only while nothing is queued."""
         self._queue.append(Commit())
         self._changed.notify()
-        if self._thread is None and not self._inline:
+        if self._thread is None and not self._inline and self._later is None:
             self._thread = threading.Thread(target=self._run, name="groupstate-log", daemon=True)
             self._thread.start()
 
@@ -147,6 +168,8 @@ class GroupCommit:
             self._changed.notify()
         if self._thread is None:
             # Nothing to wait for, so that a caller without an event loop can close an inline log.
+            while self._queue:
+                self._commit(self._take())
             self._finish()
         else:
             await self._finished()
@@ -202,6 +225,16 @@ class GroupCommit:
         commit = self._queue.popleft()
         self._taken.append(commit)
         return commit
+
+    def _step(self) -> None:
+        """What the thread does, once."""
+        self._due = False
+        if self._released:
+            return
+        if self._queue:
+            self._commit(self._take())
+        if self._tidied() or self._queue:
+            self._call_later()
 
     def _tidied(self) -> bool:
         """Do some of what isn't urgent, after those who wait were told; True where more is left."""

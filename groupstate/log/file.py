@@ -20,7 +20,7 @@ from groupstate.core.events import Record
 from groupstate.errors import BadInput, LogError
 from groupstate.log.checks import check_numbers
 from groupstate.log.codec import decode, encode_items, join_items, schema_json, schema_name
-from groupstate.log.commit import Commit, GroupCommit
+from groupstate.log.commit import Commit, GroupCommit, Later
 from groupstate.log.disk import Disk, OsDisk, make_file
 from groupstate.log.frames import FRAME_BYTES_MAX, checksum_seed
 from groupstate.log.head import HeadWriter, Watermark
@@ -54,6 +54,7 @@ class _Options:
     now_ns: Callable[[], int]
     keep: Keep = "all"
     upcasts: Upcasts = UPCASTS
+    later: Later | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.durability not in ("fsync", "os"):
@@ -62,9 +63,17 @@ class _Options:
                 "(survives the process)"
             )
 
+        if self.inline and self.later is not None:
+            raise BadInput("inline writes at once and later doesn't; give a log one of the two")
+
     @property
     def sync(self) -> bool:
         return self.durability == "fsync"
+
+    @property
+    def threadless(self) -> bool:
+        """Everything happens on the caller's thread."""
+        return self.inline or self.later is not None
 
 
 class FileLog:
@@ -90,7 +99,7 @@ class FileLog:
             self._payload_writer,
             before_put=self._check_open,
             free_later=self._free_later,
-            blocks=not options.inline,
+            blocks=not options.threadless,
         )
         findings = self._recover(boot_crc, sync=sync)
         self._known = findings.known
@@ -104,7 +113,7 @@ class FileLog:
         self.snapshot_seq = 0 if findings.snapshot is None else findings.snapshot.info.seq
         """The last event that it holds; 0 without one."""
         self.keep = options.keep
-        self._keeper = Keeper(disk, run, info.log_id, options.keep, inline=options.inline, sync=sync)
+        self._keeper = Keeper(disk, run, info.log_id, options.keep, inline=options.threadless, sync=sync)
         self._keeper.advance(findings.last_seq)
         if isinstance(options.keep, int):
             expect_readers(disk, run)
@@ -117,7 +126,13 @@ class FileLog:
         self.space: Space | None = None
         """Whether there is room for more, where a bound was given."""
         self._commit = GroupCommit(
-            run.log, findings.last_seq, self._keep, self._tidy, self._release, inline=options.inline
+            run.log,
+            findings.last_seq,
+            self._keep,
+            self._tidy,
+            self._release,
+            inline=options.inline,
+            later=options.later,
         )
 
     def _recover(self, boot_crc: int, *, sync: bool) -> Findings:
@@ -143,6 +158,7 @@ class FileLog:
         disk_free_min_bytes: int | None = None,
         keep: Keep = "all",
         disk: Disk | None = None,
+        later: Later | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> "FileLog":
         """Make a run directory, with an empty log.
@@ -160,6 +176,8 @@ class FileLog:
             keep: what stays of the log: `all` of it, all of it with old segments packed (`archive`), or what came since
                 so many checkpoints.
             disk: where the files are; the real disk by default.
+            later: in place of the thread, calls a function later on the event loop's thread: then what was posted
+                until now is written at once. With it virtual time passes between a post and its flush.
             now_ns: the wall clock.
 
         Raises:
@@ -168,7 +186,9 @@ class FileLog:
         """
         run = RunDir.at(path)
         disk, space = with_quota(OsDisk() if disk is None else disk, run.path, disk_bytes_max, disk_free_min_bytes)
-        options = _Options(disk, durability, inline, segment_bytes, payload_file_bytes, now_ns, checked_keep(keep))
+        options = _Options(
+            disk, durability, inline, segment_bytes, payload_file_bytes, now_ns, checked_keep(keep), later=later
+        )
         info = RunInfo(parse_log_id(log_id), now_ns())
         _refuse_existing(disk, run)
         with ExitStack() as undo, _log_errors(f"{run.path} can't be made a run"):
@@ -200,6 +220,7 @@ class FileLog:
         disk_bytes_max: int | None = None,
         disk_free_min_bytes: int | None = None,
         disk: Disk | None = None,
+        later: Later | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         upcasts: Upcasts = UPCASTS,
     ) -> "FileLog":
@@ -222,7 +243,7 @@ class FileLog:
         run = RunDir.at(path)
         disk, space = with_quota(OsDisk() if disk is None else disk, run.path, disk_bytes_max, disk_free_min_bytes)
         options = _Options(
-            disk, durability, inline, segment_bytes, payload_file_bytes, now_ns, checked_keep(keep), upcasts
+            disk, durability, inline, segment_bytes, payload_file_bytes, now_ns, checked_keep(keep), upcasts, later
         )
         info = read_run_info(disk, run)
         with ExitStack() as undo, _log_errors(f"{run.path} can't be opened"):

@@ -48,7 +48,8 @@ def _apply(data: bytearray, change: Change) -> None:
         data.extend(bytes(change - len(data)))
         return
     offset, written = change
-    data.extend(bytes(max(0, offset - len(data))))
+    if offset > len(data):
+        data.extend(bytes(offset - len(data)))
     data[offset : offset + len(written)] = written
 
 

@@ -5,6 +5,9 @@ inline file log.
 """
 
 import asyncio
+import contextvars
+import heapq
+import itertools
 import math
 import selectors
 from collections.abc import Callable, Coroutine
@@ -24,18 +27,45 @@ class Deadlock(GroupstateError):
     """Every task is blocked and no timer is pending."""
 
 
+class _Timer(asyncio.TimerHandle):
+    """Of those that are due at the same time the first that was set comes first, so that a run can be repeated."""
+
+    __slots__ = ("number",)
+
+    def __lt__(self, other: "_Timer") -> bool:  # type: ignore[override]
+        return (self._when, self.number) < (other._when, other.number)
+
+    _when: float
+    _scheduled: bool
+    number: int
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Jumps to the next timer once every task is blocked."""
 
     _clock_resolution: float
     """asyncio's own."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+        self._numbers = itertools.count()
         super().__init__(_JumpingSelector(self))
 
     def time(self) -> float:
         return self.now_s
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        self._check_closed()
+        timer = _Timer(when, callback, args, self, context)
+        timer.number = next(self._numbers)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True
+        return timer
+
+    _check_closed: Callable[[], None]
+    _scheduled: list[asyncio.TimerHandle]
 
     def clock_ns(self) -> int:
         """A wall clock that goes with the loop's."""
@@ -48,6 +78,10 @@ class _JumpingSelector(selectors.SelectSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout == 0 and len(self.get_map()) == 1:
+            # Callbacks are due, and nobody but the loop itself could be heard: a call of the system costs more than
+            # they do.
+            return []
         if ready := super().select(0):
             return ready
         if timeout is None:

@@ -1,0 +1,196 @@
+"""One simulated run: its lives one after the other, first with faults, then without, and what came of it."""
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core.book import replayed
+from groupstate.core.invariants import violations
+from groupstate.core.phases import IN_FLIGHT
+from groupstate.log.reading import first_event, read_log
+from groupstate.simulate.faults import FaultyDisk
+from groupstate.simulate.life import RUN, History, Life
+from groupstate.simulate.loop import Deadlock, VirtualLoop
+from groupstate.simulate.lots import Lots
+from groupstate.simulate.plan import Plan
+from groupstate.simulate.witness import Breach
+
+LIVES_MAX = 200
+"""A plan whose processes end faster than this has no end: what it asks for is a mistake, and no test."""
+
+_LIFE = 901
+
+
+@attrs.frozen
+class Outcome:
+    plan: Plan
+    lifetimes: int
+    """Groups that were submitted."""
+    sessions: int
+    """Attempts that were started."""
+    events: int
+    lives: int
+    virtual_s: float
+    ends: dict[str, int]
+    """How the lives ended."""
+    told: dict[str, int]
+    """What happened, counted."""
+    digest: str
+    """SHA-256 of the bytes of the log."""
+    breach: Breach | None
+    records: tuple[ev.Record, ...] = attrs.field(repr=False)
+
+
+def simulate(plan: Plan) -> Outcome:
+    """Run a plan to its end.
+
+    Raises:
+        BadSettings: rules that can't be.
+    """
+    plan.made_rules()
+    with _undisturbed():
+        return _Simulation(plan).run()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without the warnings of a run in which everything goes wrong, and without looking for garbage all the time."""
+    logger, collecting = logging.getLogger("groupstate"), gc.isenabled()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    gc.disable()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if collecting:
+            gc.enable()
+
+
+class _Simulation:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.history = History()
+        self.disk = FaultyDisk()
+        self.now_s = 0.0
+        self.lives = 0
+        self.ends: dict[str, int] = {}
+        self.breach: Breach | None = None
+
+    def run(self) -> Outcome:
+        calm_at_s = self.plan.hours * 3600.0
+        while self.breach is None:
+            self.lives += 1
+            life = self._lived(calm_at_s)
+            self.ends[str(life.how)] = self.ends.get(str(life.how), 0) + 1
+            self.breach = life.breach
+            if life.how == "done":
+                break
+            self.disk = life.after_failure()
+            if self.lives >= LIVES_MAX and self.breach is None:
+                self.breach = Breach("stuck", f"{LIVES_MAX} processes ended, and the run is still not done")
+        if self.breach is None:
+            try:
+                self._check_end(life)
+            except Breach as breach:
+                self.breach = breach
+        return self._outcome()
+
+    def _lived(self, calm_at_s: float) -> Life:
+        loop = VirtualLoop(self.now_s)
+        plan, lots = self.plan, Lots(self.plan.seed, self.lives, _LIFE)
+        kill_at_s = self.now_s + lots.waiting_s(plan.crash.every_s) if plan.crash.every_s else None
+        how: Literal["killed", "power", "closed"] = "killed"
+        if lots.chance(plan.crash.closes):
+            how = "closed"
+        elif lots.chance(plan.crash.power):
+            how = "power"
+        calm = self.now_s >= calm_at_s
+
+        def made() -> Life:
+            return Life(plan, self.lives, self.disk, self.history, loop, calm_at_s, kill_at_s, how, calm=calm)
+
+        life = _run_on(loop, made)
+        self.now_s = max(self.now_s, loop.now_s if life.left is None else (kill_at_s or 0.0))
+        return life
+
+    # The end ----------------------------------------------------------------------------------------------
+
+    def _check_end(self, life: Life) -> None:
+        """
+        Raises:
+            Breach: the log on the disk, replayed and checked in full, isn't what the run and the witness know.
+        """
+        kept, witness = self.history.kept, self.history.witness
+        witness.ends()
+        book = life.run.book
+        if open_groups := [group.group_id for phase in sorted(IN_FLIGHT) for group in book.in_phase(phase)]:
+            raise Breach("stuck", f"groups are still in flight: {open_groups}")
+        first = first_event(RUN, disk=self.disk)
+        on_disk = list(read_log(RUN, first, disk=self.disk))
+        if on_disk != kept[first - 1 :]:
+            raise Breach("lost", f"the disk has {len(on_disk)} events from {first} on, not those that were kept")
+        if found := violations(kept):
+            raise Breach(f"invariant {found[0].invariant}", str(found[0]), found[0].seq)
+        if replayed(kept).digest() != book.digest():
+            raise Breach("invariant 9", "a replay of the log gives another book than the run had")
+
+    def _outcome(self) -> Outcome:
+        kept = self.history.kept
+        return Outcome(
+            plan=self.plan,
+            lifetimes=sum(isinstance(record.event, ev.GroupSubmitted) for record in kept),
+            sessions=sum(isinstance(record.event, ev.SessionStarted) for record in kept),
+            events=len(kept),
+            lives=self.lives,
+            virtual_s=self.now_s,
+            ends=self.ends,
+            told=dict(sorted(self.history.told.items())),
+            digest=self._digest(),
+            breach=self.breach,
+            records=tuple(kept),
+        )
+
+    def _digest(self) -> str:
+        found = hashlib.sha256()
+        for path in sorted(self.disk.sizes(f"{RUN}/log")):
+            if ".seg" in path:
+                found.update(path.encode() + self.disk.read(path))
+        return found.hexdigest()
+
+
+def _run_on(loop: VirtualLoop, make: Callable[[], Life]) -> Life:
+    """Run a life on its loop, and take down what is left of it."""
+    lives: list[Life] = []
+
+    async def main() -> None:
+        lives.append(make())
+        await lives[0].live()
+
+    runner = asyncio.Runner(loop_factory=lambda: loop)
+    try:
+        runner.run(main())
+    except Deadlock:
+        lives[0].breached(Breach("stuck", _stuck(lives[0])))
+    finally:
+        lives[0].over = True
+        with contextlib.suppress(Deadlock):
+            runner.close()
+    return lives[0]
+
+
+def _stuck(life: Life) -> str:
+    text = "everybody waits for something that can't come"
+    if life._run is None:
+        return text
+    book = life.run.book
+    open_groups = {str(phase): [group.group_id for group in book.in_phase(phase)] for phase in sorted(IN_FLIGHT)}
+    waits = [f"sample({request.size}) of {request.partition!r}" for request in book.requests.values()]
+    return f"{text}; in flight {open_groups}; waiting {waits or 'nobody that the log knows'}; {life.run.explain()}"

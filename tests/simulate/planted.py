@@ -1,0 +1,161 @@
+"""Faults that are planted into the library, each as somebody could have written it. A simulation has to find them."""
+
+from msgspec.structs import replace
+
+from groupstate.core import events as ev
+from groupstate.core import evict, group
+from groupstate.core.phases import Phase
+from groupstate.errors import LogFailed
+from groupstate.log.commit import GroupCommit
+from groupstate.runtime import controller, ledger, refusals, run
+from groupstate.runtime.controller import Controller
+from groupstate.simulate.faults import FaultyDisk
+
+
+def cancelled_sampler_keeps_its_groups(patch):
+    """Cancelled between its claim and its answer, a sampler gives nothing back."""
+    whole = Controller._take_back
+
+    def take_back(self, waiter, reason):
+        if waiter.claim is None:
+            whole(self, waiter, reason)
+
+    patch.setattr(Controller, "_take_back", take_back)
+
+
+def lost_wake_up(patch):
+    """Now and then a sampler that was served isn't woken."""
+    whole = Controller._answer
+
+    def answer(self, waiter):
+        if waiter.request % 10:
+            whole(self, waiter)
+        else:
+            del self.waiters[waiter.request]
+
+    patch.setattr(Controller, "_answer", answer)
+
+
+def waiter_on_a_dead_rollout(patch):
+    """Nobody tells samplers that the rollout is gone."""
+    whole = refusals.refusal
+
+    def refusal(controller, request):
+        gone = controller.dead is not None and not isinstance(controller.dead, LogFailed)
+        return None if gone else whole(controller, request)
+
+    patch.setattr(refusals, "refusal", refusal)
+
+
+def fence_ignored(patch):
+    """A result of an attempt that is over is taken for one of the attempt that runs."""
+    whole = ledger.fence_reason
+
+    def fence_reason(group, session, attempt, result):
+        reason = whole(group, session, attempt, result)
+        return None if reason == "attempt" else reason
+
+    finish = ledger.Ledger.finish
+
+    def finish_any(self, group_id, session, attempt, result):
+        group = self.book.groups.get(group_id)
+        open_ = group is not None and group.sessions[session].state == "open"
+        return finish(self, group_id, session, group.sessions[session].attempt if open_ else attempt, result)
+
+    patch.setattr(ledger, "fence_reason", fence_reason)
+    patch.setattr(ledger.Ledger, "finish", finish_any)
+
+
+def requeue_keeps_old_trajectories(patch):
+    """A group that starts over keeps what its sessions had yielded, and doesn't replace it."""
+    requeued, finished = group._requeued, group._finished
+
+    def requeue(before, event, phase, seq, at_ns):
+        after = requeued(before, event, phase, seq, at_ns)
+        kept = tuple(
+            replace(new, trajectories=old.trajectories, payload=old.payload)
+            for old, new in zip(before.sessions, after.sessions, strict=True)
+        )
+        return replace(after, kept=kept)
+
+    def finish(before, event, phase, seq, at_ns):
+        after = finished(before, event, phase, seq, at_ns)
+        old = before.sessions[event.session]
+        if old.payload is None:
+            return after
+        sessions = list(after.sessions)
+        new = sessions[event.session]
+        sessions[event.session] = replace(new, trajectories=old.trajectories, payload=old.payload)
+        return replace(after, kept=tuple(sessions))
+
+    for cells in group._STEPS.values():
+        for kind, own in ((ev.GroupRequeued, requeue), (ev.SessionFinished, finish)):
+            if kind in cells:
+                patch.setitem(cells, kind, (own, cells[kind][1]))
+
+
+def fsync_skipped(patch):
+    """The disk is told to flush, and nobody does."""
+
+    def fdatasync(self, fd):
+        with self._operation(f"flush {self._name_of(fd)}"):
+            pass
+
+    patch.setattr(FaultyDisk, "fdatasync", fdatasync)
+
+
+def acknowledged_before_it_is_written(patch):
+    """Events count as durable when they are posted."""
+    submit = GroupCommit.submit
+
+    async def wait(self, seq):
+        if seq > self.last_seq:
+            await whole(self, seq)
+
+    whole = GroupCommit.wait
+    patch.setattr(GroupCommit, "wait", wait)
+    patch.setattr(GroupCommit, "submit", submit)
+
+
+def commit_not_awaited(patch):
+    """`run.commit` returns before the commit is durable."""
+
+    async def commit(self, batch):
+        self._record(ev.BatchCommitted(run._number(batch)), "commit")
+
+    patch.setattr(run.Run, "commit", commit)
+
+
+def credited_twice(patch):
+    """An eviction earns one refill for each of its reasons, and one more."""
+    whole = evict.credit_of
+
+    def credit_of(reasons, rules, *, unmet):
+        credit = whole(reasons, rules, unmet=unmet)
+        return credit + bool(credit)
+
+    for module in (evict, controller):
+        patch.setattr(module, "credit_of", credit_of)
+
+
+def terminal_published_early(patch):
+    """A group ends with the last but one of its sessions."""
+    whole = ledger.terminal_event
+
+    def terminal_event(after, *, survivors_min, cancelled):
+        if after.settled_count == after.size - 1 and after.finished_count:
+            return ev.GroupFinished(after.group_id)
+        return whole(after, survivors_min=survivors_min, cancelled=cancelled)
+
+    def unchecked(before, event, phase, seq, at_ns):
+        return replace(before, phase=Phase.FINISHED, terminal=Phase.FINISHED, terminal_seq=seq, last_seq=seq)
+
+    patch.setattr(ledger, "terminal_event", terminal_event)
+    cells = group._STEPS[Phase.RUNNING]
+    patch.setitem(cells, ev.GroupFinished, (unchecked, Phase.FINISHED))
+
+
+def stale_bound_off_by_one(patch):
+    """A group is kept with one weight version more of lag than is allowed."""
+    patch.setattr(evict, "newly_stale", lambda book, rules: [])
+    patch.setattr(controller, "newly_stale", lambda book, rules: [])

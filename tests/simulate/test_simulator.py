@@ -1,0 +1,75 @@
+"""Whole simulated runs: nothing goes wrong in them, all of them is repeatable, and much happens in them."""
+
+from collections import Counter
+
+import pytest
+
+from groupstate.core import events as ev
+from groupstate.simulate.drawn import drawn_plan
+from groupstate.simulate.lots import Law
+from groupstate.simulate.plan import CrashPlan, Plan, SessionPlan, StoragePlan, TrainerPlan
+from groupstate.simulate.simulator import simulate
+
+SEEDS = range(12)
+MANY_SEEDS = range(1000, 1400)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_goes_wrong(seed):
+    outcome = simulate(drawn_plan(seed))
+
+    assert outcome.breach is None
+    assert outcome.lifetimes > 10
+    assert outcome.ends["done"] == 1
+
+
+def test_the_same_plan_gives_the_same_bytes():
+    plan = drawn_plan(5)
+
+    first, second = simulate(plan), simulate(plan)
+
+    assert first.digest == second.digest
+    assert first.records == second.records
+
+
+def test_another_seed_gives_another_run():
+    assert simulate(drawn_plan(2)).digest != simulate(drawn_plan(5)).digest
+
+
+def test_a_plan_in_which_nothing_goes_wrong_trains_on_every_group_whole():
+    outcome = simulate(Plan(hours=0.1))
+
+    kinds = Counter(type(record.event) for record in outcome.records)
+    assert outcome.breach is None
+    assert outcome.lives == 1
+    assert kinds[ev.SessionFailed] == kinds[ev.GroupFailed] == 0
+    assert kinds[ev.SessionFinished] == 4 * kinds[ev.GroupFinished] == 4 * outcome.lifetimes > 100
+
+
+def test_what_was_told_outlives_losses_of_power():
+    """Crashes every half a minute, with commits that take long: much is lost that nobody was told of."""
+    plan = Plan(
+        hours=0.2,
+        sessions=SessionPlan(error=0.05, flat=0.2),
+        trainer=TrainerPlan(checkpoint_every=2, rewind=0.5),
+        crash=CrashPlan(every_s=60.0, power=0.7, in_recovery=0.2),
+        storage=StoragePlan(commit=Law(law="exponential", mean_s=1.0)),
+    )
+
+    outcome = simulate(plan)
+
+    kinds = Counter(type(record.event) for record in outcome.records)
+    assert outcome.breach is None
+    assert outcome.ends["power"] > 3
+    assert kinds[ev.RunRewound] > 0
+    assert kinds[ev.BatchReturned] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", MANY_SEEDS[::50])
+def test_nothing_goes_wrong_in_many_runs(first):
+    for seed in range(first, first + 50):
+        outcome = simulate(drawn_plan(seed))
+
+        assert outcome.breach is None, f"seed {seed}: {outcome.breach}"
