@@ -30,9 +30,11 @@ def step_numbers(most: int) -> st.SearchStrategy[list[int]]:
 def _quiet() -> Iterator[None]:
     """Thousands of runs have thousands of things to warn of."""
     logger = logging.getLogger("groupstate")
-    before, logger.level = logger.level, logging.CRITICAL
+    before = logger.level
+    # By its method: what is enabled is remembered, and an attribute that is set leaves later tests without warnings.
+    logger.setLevel(logging.CRITICAL)
     yield
-    logger.level = before
+    logger.setLevel(before)
 
 
 A_DAMAGED_GROUP_BEFORE_THE_STREAKS_END = [0] * 25 + [3] + [0] * 21 + [2], [0, 0, 17, 17, 70, 0, 47, 52960]
