@@ -141,8 +141,10 @@ class Controller:
         self._aged_in_flight = False
         self._published = False
         self._settling = False
+        self._stirred = True
+        """Something has changed from which anything may follow, since the rules last looked."""
         ledger.observers.append(self._note)
-        ledger.settle = self.settle
+        ledger.settle = self._follow
 
     @property
     def source(self) -> Source | None:
@@ -158,6 +160,15 @@ class Controller:
     def _note(self, record: ev.Record) -> None:
         event = record.event
         self.progress_at_ns = record.at_ns
+        kind = type(event)
+        if kind is ev.SessionStarted:
+            return
+        if kind is ev.SessionFinished:
+            if self.book.groups[event.group_id].filled:  # type: ignore[union-attr]
+                self._filled[event.group_id] = None  # type: ignore[union-attr]
+                self._stirred = True
+            return
+        self._stirred = True
         self.abandoned.note(event)
         if isinstance(event, ev.GroupFinished | ev.GroupFailed):
             self._unjudged.pop(event.group_id, None)
@@ -169,9 +180,6 @@ class Controller:
         elif isinstance(event, ev.GroupEvicted):
             self.missing.pop(event.group_id, None)
             self.damaged.pop(event.group_id, None)
-        elif isinstance(event, ev.SessionFinished):
-            if self.book.groups[event.group_id].filled:
-                self._filled[event.group_id] = None
         elif isinstance(event, ev.SessionFailed | ev.GroupSubmitted | ev.GroupRequeued):
             self._suspects[event.group_id] = None
             if isinstance(event, ev.SessionFailed) and event.failure not in {"cancelled", "spare"}:
@@ -183,6 +191,18 @@ class Controller:
             dict.fromkeys(g.group_id for phase in sorted(TERMINAL) for g in self.book.in_phase(phase))
         )
         self._suspects.update(dict.fromkeys(g.group_id for g in self.book.in_phase(Phase.PENDING)))
+        self._stirred = True
+
+    def _follow(self) -> None:
+        """A step of a session is recorded: do what follows from it.
+
+        While its group needs further sessions nothing does: what the rules go by counts groups and their ends. A rule
+        of the user's own may go by anything, and so may whoever says whether there is room.
+        """
+        if self._stirred or self.custom is not None or self.space is not None:
+            self.settle()
+        else:
+            self.changed.set()
 
     def settle(self) -> None:
         """Do all that follows from the book under the rules."""
@@ -204,6 +224,7 @@ class Controller:
                 )
             ):
                 pass
+            self._stirred = False
         finally:
             self._settling = False
         self.changed.set()
@@ -529,6 +550,7 @@ class Controller:
         """What can't be had of these groups any more; the next round of the rules evicts those that have ended."""
         self.damaged.update(damaged)
         self._unjudged.update(dict.fromkeys(damaged))
+        self._stirred = True
 
     def fail_unreadable(self, group: Group, error: DamagedPayload) -> None:
         """A group whose prompt can't be read: nobody can run it, so it ends."""
