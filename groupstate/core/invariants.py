@@ -79,6 +79,8 @@ class Checker:
         self._windows: dict[ev.Partition, Counter[str]] = {}
         self._reported: dict[int, Counter[str]] = {}
         """Counts that the metrics of each batch that is out were made of."""
+        self._moved = True
+        """The counts have changed since the book was last compared with them."""
         self._must_end = ""
         """The group whose last session has just ended."""
         self._abandoned: set[str] = set()
@@ -152,6 +154,10 @@ class Checker:
             self._book = None
             return
         book.released.clear()
+        if not self._moved and type(record.event) in _WITHIN:
+            # Most events: the group stays where it is, and what it is compared by with it.
+            return
+        self._moved = False
         problem = self._difference(book)
         if problem is not None:
             invariant, text = problem
@@ -195,6 +201,7 @@ class Checker:
         self._count(group, 1)
 
     def _count(self, group: Tracked, one: int) -> None:
+        self._moved = True
         self._counts[group.partition, group.phase] += one
         if group.is_ready:
             self._ready[group.partition] += one
@@ -480,8 +487,9 @@ class Checker:
             group.attempts[event.session] = max(event.attempt, group.attempts[event.session])
             group.outcomes[event.session] = ""
             group.starts[event.session] = event.weight_version
-            self._lift(group)
-            self._place(group, Phase.RUNNING)
+            if group.phase is not Phase.RUNNING:
+                self._lift(group)
+                self._place(group, Phase.RUNNING)
 
     def _session_finished(self, event: ev.SessionFinished) -> None:
         group = self._in_session(event)
@@ -643,6 +651,11 @@ class Checker:
         group.kept_lag = None if self._rules.basis == "target_version" else group.sampled_lag
         group.batch, group.left_seq = 0, self._seq
         self._place(group, group.ending)
+
+
+_WITHIN: Final = frozenset({ev.SessionStarted, ev.SessionFinished, ev.SessionFailed, ev.ResultFenced})
+"""Events after which a group may be in the same phase as before. A book that moved it all the same is found out at the
+next event that moves one."""
 
 
 def _kind(event: ev.AnyEvent) -> str:
