@@ -12,8 +12,6 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import attrs
 
@@ -27,7 +25,9 @@ Change = tuple[int, bytes] | int
 class _File:
     """The bytes of a file, as processes see them and as the disk has them."""
 
-    def __init__(self, durable: bytes = b"") -> None:
+    def __init__(self, durable: bytes = b"", name: str = "") -> None:
+        self.name = name
+        """Of its names the one that it was given last, without its directory."""
         self.live = bytearray(durable)
         self.durable = bytearray(durable)
         self.unflushed: list[Change] = []
@@ -131,7 +131,10 @@ class FaultyDisk:
         with self._lock:
             after._directories = set(self._directories)
             names = self._surviving_names(chance)
-            after._names = {path: _File(_surviving_bytes(file, torn_bytes, chance)) for path, file in names.items()}
+            after._names = {
+                path: _File(_surviving_bytes(file, torn_bytes, chance), os.path.basename(path))
+                for path, file in names.items()
+            }
             after._durable_names = dict(after._names)
         return after
 
@@ -151,7 +154,7 @@ class FaultyDisk:
         after = FaultyDisk()
         with self._lock:
             after._directories = set(self._directories)
-            after._names = {path: _File(bytes(file.live)) for path, file in self._names.items()}
+            after._names = {path: _File(bytes(file.live), os.path.basename(path)) for path, file in self._names.items()}
             after._durable_names = dict(after._names)
         return after
 
@@ -162,7 +165,7 @@ class FaultyDisk:
     def replace(self, path: str, data: bytes) -> None:
         """Put other bytes in a file's place, durably: damage, for a test."""
         with self._lock:
-            self._names[path] = self._durable_names[path] = _File(data)
+            self._names[path] = self._durable_names[path] = _File(data, os.path.basename(path))
 
     def remove(self, path: str) -> None:
         """Lose a file, durably: damage, for a test."""
@@ -170,29 +173,32 @@ class FaultyDisk:
             del self._names[path]
             self._durable_names.pop(path, None)
 
-    @contextmanager
-    def _operation(self, words: str) -> Iterator[int | None]:
-        """Count, and fail if it is time. Gives the bytes that a failing write still puts, None if it doesn't fail."""
-        with self._lock:
-            self.operation_count += 1
-            self.operations.append(words)
-            fault = self.fault
-            fails = fault is not None and (
-                self.operation_count == fault.at or (not fault.once and self.operation_count > fault.at)
-            )
-            yield fault.torn_bytes if fails and fault is not None else None
-            if fails and fault is not None:
-                raise OSError(fault.errno, f"{os.strerror(fault.errno)} (planned: {words})")
+    def _due(self, words: str) -> Fault | None:
+        """Count an operation; gives the fault that it meets, if it does."""
+        self.operation_count += 1
+        self.operations.append(words)
+        fault = self.fault
+        if fault is None or self.operation_count < fault.at or (fault.once and self.operation_count > fault.at):
+            return None
+        return fault
+
+    @staticmethod
+    def _error(fault: Fault, words: str) -> OSError:
+        return OSError(fault.errno, f"{os.strerror(fault.errno)} (planned: {words})")
 
     # A Disk -------------------------------------------------------------------------------------------
 
     def open(self, path: str, *, create: bool = False) -> int:
         if not create:
             return self.open_to_read(path)
-        with self._operation(f"create {os.path.basename(path)}") as torn:
+        with self._lock:
+            words = f"create {os.path.basename(path)}"
+            fault = self._due(words)
             self._check_directory(path)
-            if torn is None:
-                self._names.setdefault(path, _File()).change(0)
+            if fault is not None:
+                raise self._error(fault, words)
+            self._names.setdefault(path, _File()).change(0)
+            self._names[path].name = os.path.basename(path)
         return self.open_to_read(path)
 
     def open_to_read(self, path: str) -> int:
@@ -212,49 +218,69 @@ class FaultyDisk:
             return bytes(self._open[fd].live[offset : offset + length])
 
     def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> int:
-        with self._operation(f"write {self._name_of(fd)}") as torn:
+        with self._lock:
             file = self._open[fd]
-            wanted = bytes(data if torn is None else data[:torn])[: self.write_bytes_max]
-            taken = wanted[: self._room(file, offset)]
+            words = f"write {file.name}"
+            fault = self._due(words)
+            wanted = bytes(data if fault is None else data[: fault.torn_bytes])[: self.write_bytes_max]
+            taken = wanted if self.space_bytes is None else wanted[: self._room(file, offset)]
             if taken:
                 file.change((offset, taken))
             if len(taken) < len(wanted):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if fault is not None:
+                raise self._error(fault, words)
         return len(taken)
 
     def truncate(self, fd: int, length: int) -> None:
-        with self._operation(f"truncate {self._name_of(fd)}") as torn:
-            if torn is None:
-                self._open[fd].change(length)
+        with self._lock:
+            words = f"truncate {self._open[fd].name}"
+            if (fault := self._due(words)) is not None:
+                raise self._error(fault, words)
+            self._open[fd].change(length)
 
     def fdatasync(self, fd: int) -> None:
-        with self._operation(f"flush {self._name_of(fd)}") as torn:
-            if torn is None:
-                self._open[fd].flush()
-            else:
+        with self._lock:
+            file = self._open[fd]
+            words = f"flush {file.name}"
+            if (fault := self._due(words)) is not None:
                 # As on Linux: the pages count as clean, so that the next flush says yes and doesn't write them.
-                self._open[fd].unflushed.clear()
+                file.unflushed.clear()
+                raise self._error(fault, words)
+            file.flush()
 
     def link(self, source: str, target: str) -> None:
-        with self._operation(f"link {os.path.basename(target)}") as torn:
+        with self._lock:
+            words = f"link {os.path.basename(target)}"
+            fault = self._due(words)
             file = self._file(source)
             if target in self._names:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-            if torn is None:
-                self._names[target] = file
+            if fault is not None:
+                raise self._error(fault, words)
+            self._names[target] = file
 
     def rename(self, source: str, target: str) -> None:
-        with self._operation(f"rename {os.path.basename(target)}") as torn:
+        with self._lock:
+            words = f"rename {os.path.basename(target)}"
+            fault = self._due(words)
             file = self._file(source)
-            if torn is None:
-                del self._names[source]
-                self._names[target] = file
+            if fault is not None:
+                raise self._error(fault, words)
+            del self._names[source]
+            self._names[target] = file
+            file.name = os.path.basename(target)
 
     def unlink(self, path: str) -> None:
-        with self._operation(f"unlink {os.path.basename(path)}") as torn:
-            self._file(path)
-            if torn is None:
-                del self._names[path]
+        with self._lock:
+            words = f"unlink {os.path.basename(path)}"
+            fault = self._due(words)
+            file = self._file(path)
+            if fault is not None:
+                raise self._error(fault, words)
+            del self._names[path]
+            left = (os.path.basename(name) for name, other in self._names.items() if other is file)
+            file.name = next(left, "?")
 
     def makedirs(self, path: str) -> None:
         with self._lock:
@@ -263,14 +289,16 @@ class FaultyDisk:
                 path = os.path.dirname(path)
 
     def fsync_dir(self, path: str) -> None:
-        with self._operation(f"flush {os.path.basename(path)}/") as torn:
-            if torn is None:
-                known = self._names.keys() | self._durable_names.keys()
-                here = {name for name in known if os.path.dirname(name) == path}
-                for name in here:
-                    self._durable_names.pop(name, None)
-                    if name in self._names:
-                        self._durable_names[name] = self._names[name]
+        with self._lock:
+            words = f"flush {os.path.basename(path)}/"
+            if (fault := self._due(words)) is not None:
+                raise self._error(fault, words)
+            known = self._names.keys() | self._durable_names.keys()
+            here = {name for name in known if os.path.dirname(name) == path}
+            for name in here:
+                self._durable_names.pop(name, None)
+                if name in self._names:
+                    self._durable_names[name] = self._names[name]
 
     def listdir(self, path: str) -> list[str]:
         with self._lock:
@@ -310,12 +338,10 @@ class FaultyDisk:
         return self._next_fd
 
     def _name_of(self, fd: int) -> str:
-        names = (os.path.basename(name) for name, file in self._names.items() if file is self._open[fd])
-        return next(names, "?")
+        return self._open[fd].name
 
-    def _room(self, file: _File, offset: int) -> int | None:
-        """Bytes that may be written at `offset`; None for any number."""
-        if self.space_bytes is None:
-            return None
+    def _room(self, file: _File, offset: int) -> int:
+        """Bytes that may be written at `offset`, where there is a bound."""
+        assert self.space_bytes is not None
         used = sum(len(other.live) for other in set(self._names.values()) if other is not file)
         return max(0, self.space_bytes - used - offset)
