@@ -23,6 +23,7 @@ from benchmarks import (
     replay,
     sample,
     sessions,
+    simulated,
     trajectory,
     versus,
 )
@@ -47,6 +48,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "durable": [lambda: durable.measure(folder)],
         "opening": [lambda: opening.measure(folder, events=events)],
         "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
+        "simulated": [simulated.measure],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
     }
@@ -74,6 +76,7 @@ def quick(folder: Path) -> Benchmarks:
             lambda: trajectory.measure(folder, count=64, repetitions=3),
             lambda: trajectory.measure_opening(folder, groups=70, repetitions=3),
         ],
+        "simulated": [lambda: simulated.measure(hours=0.02, repetitions=1)],
         **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }
 

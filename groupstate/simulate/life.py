@@ -365,7 +365,7 @@ class Life:
             Breach: it can't be.
         """
         pending = self._pending
-        if self.over or self._log is None or not pending:
+        if self.over or self.breach is not None or self._log is None or not pending:
             return
         durable_seq = self._log.durable_seq
         while pending and pending[0].seq <= durable_seq:

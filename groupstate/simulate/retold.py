@@ -25,6 +25,17 @@ LEFT_OUT = ("session_deadline_s", "group_deadline_s", "stall_s", "datasets", "ge
 Step = dict[str, Any]
 
 
+@attrs.frozen
+class _After:
+    """What comes behind an event."""
+
+    _all: Sequence[ev.AnyEvent]
+    _number: int
+
+    def events(self) -> Iterator[ev.AnyEvent]:
+        return (self._all[number] for number in range(self._number + 1, len(self._all)))
+
+
 @attrs.define
 class _Teller:
     steps: list[Step] = attrs.Factory(list)
@@ -36,7 +47,7 @@ class _Teller:
     samples: int = 0
     cancelled: set[str] = attrs.Factory(set)
 
-    def tell(self, event: ev.AnyEvent, after: Sequence[ev.AnyEvent]) -> None:
+    def tell(self, event: ev.AnyEvent, after: "_After") -> None:
         teller = _TELLERS.get(type(event))
         if teller is None:
             return
@@ -45,7 +56,7 @@ class _Teller:
         self.recovering = False
         self.steps.extend(teller(self, event, after))
 
-    def _submitted(self, event: ev.GroupSubmitted, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _submitted(self, event: ev.GroupSubmitted, after: "_After") -> Iterator[Step]:
         step: Step = {"submit": event.group_id, "n": event.size - event.oversample}
         if event.weight_version != self.version:
             step["weight_version"] = event.weight_version
@@ -55,17 +66,17 @@ class _Teller:
             step["partition"] = event.partition
         yield step
 
-    def _started(self, event: ev.SessionStarted, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _started(self, event: ev.SessionStarted, after: "_After") -> Iterator[Step]:
         yield {"start": f"{event.group_id}/{event.session}", "attempt": event.attempt}
 
-    def _finished(self, event: ev.SessionFinished, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _finished(self, event: ev.SessionFinished, after: "_After") -> Iterator[Step]:
         rows = []
         for row in event.trajectories:
             versions = [span.weight_version for span in row.spans for _ in range(span.start, span.stop)]
             rows.append({"metrics": dict(row.metrics), **({"versions": versions} if versions else {})})
         yield {"finish": f"{event.group_id}/{event.session}", "attempt": event.attempt, "trajectories": rows}
 
-    def _failed(self, event: ev.SessionFailed, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _failed(self, event: ev.SessionFailed, after: "_After") -> Iterator[Step]:
         if event.failure == "spare" or event.group_id in self.cancelled:
             return
         if event.failure == "cancelled" and _is_given_up(event.group_id, after):
@@ -79,62 +90,62 @@ class _Teller:
             "retryable": event.retry_in_s is not None,
         }
 
-    def _fenced(self, event: ev.ResultFenced, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _fenced(self, event: ev.ResultFenced, after: "_After") -> Iterator[Step]:
         verb = {"finished": "finish", "failed": "fail", "started": "start"}[event.result]
         if event.attempt >= 1:
             yield {verb: f"{event.group_id}/{event.session}", "attempt": event.attempt}
 
-    def _requeued(self, event: ev.GroupRequeued, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _requeued(self, event: ev.GroupRequeued, after: "_After") -> Iterator[Step]:
         self.cancelled.discard(event.group_id)
         if not event.by_rule and not event.reason.startswith("the run closed"):
             yield {"requeue": event.group_id}
 
-    def _published(self, event: ev.WeightsPublished, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _published(self, event: ev.WeightsPublished, after: "_After") -> Iterator[Step]:
         self.version = event.weight_version
         yield {"publish": event.weight_version}
 
-    def _requested(self, event: ev.BatchRequested, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _requested(self, event: ev.BatchRequested, after: "_After") -> Iterator[Step]:
         self.samples += 1
         self.waiters[event.request] = self.samples
         yield {"sample": event.size, **({} if event.partition == ev.TRAIN else {"partition": event.partition})}
 
-    def _request_cancelled(self, event: ev.BatchRequestCancelled, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _request_cancelled(self, event: ev.BatchRequestCancelled, after: "_After") -> Iterator[Step]:
         if (waiter := self.waiters.pop(event.request, None)) is not None:
             yield {"cancel_sample": True, "waiter": waiter}
 
-    def _committed(self, event: ev.BatchCommitted, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _committed(self, event: ev.BatchCommitted, after: "_After") -> Iterator[Step]:
         yield {"commit": event.batch}
 
-    def _returned(self, event: ev.BatchReturned, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _returned(self, event: ev.BatchReturned, after: "_After") -> Iterator[Step]:
         yield {"release": event.batch}
 
-    def _marked(self, event: ev.CheckpointMarked, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _marked(self, event: ev.CheckpointMarked, after: "_After") -> Iterator[Step]:
         yield {"checkpoint": f"mark {event.mark}"}
 
-    def _closed(self, event: ev.RunClosed, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _closed(self, event: ev.RunClosed, after: "_After") -> Iterator[Step]:
         self.closed = True
         yield {"close": True}
 
-    def _recovered(self, event: ev.RunRecovered, after: Sequence[ev.AnyEvent]) -> Iterator[Step]:
+    def _recovered(self, event: ev.RunRecovered, after: "_After") -> Iterator[Step]:
         if not self.closed:
             yield {"crash": True}
         self.closed, self.recovering = False, True
         self.version = event.weight_version
         self.cancelled.clear()
         # Whichever comes next says whether this opening went back.
-        decisive = next((other for other in after if isinstance(other, ev.RunRewound | ev.RunRecovered)), None)
+        decisive = next((other for other in after.events() if isinstance(other, ev.RunRewound | ev.RunRecovered)), None)
         back = {"at": f"mark {decisive.mark}"} if isinstance(decisive, ev.RunRewound) else {}
         yield {"recover": True, **back}
 
 
-def _is_given_up(group_id: str, after: Sequence[ev.AnyEvent]) -> bool:
-    for event in after:
+def _is_given_up(group_id: str, after: _After) -> bool:
+    for event in after.events():
         if isinstance(event, ev.GroupFailed) and event.group_id == group_id:
             return event.cancelled
     return False
 
 
-_TELLERS: dict[type[ev.Event], Callable[[_Teller, Any, Sequence[ev.AnyEvent]], Iterator[Step]]] = {
+_TELLERS: dict[type[ev.Event], Callable[[_Teller, Any, _After], Iterator[Step]]] = {
     ev.GroupSubmitted: _Teller._submitted,
     ev.SessionStarted: _Teller._started,
     ev.SessionFinished: _Teller._finished,
@@ -157,7 +168,7 @@ def steps_of(records: Iterable[ev.Record]) -> list[Step]:
     events = [record.event for record in records]
     teller = _Teller()
     for number, event in enumerate(events):
-        teller.tell(event, events[number + 1 :])
+        teller.tell(event, _After(events, number))
     return [*teller.steps, {"check": True}]
 
 
@@ -201,7 +212,8 @@ class _Plays:
 def _fewer(steps: list[Step], plays: _Plays) -> list[Step]:
     """Leave out runs of steps, long ones first, while it still fails. The last one, the check, stays."""
     length = len(steps) // 2
-    while length >= 1:
+    while length >= 1 and plays.count < PLAYS_MAX:
+        before = len(steps)
         start = 0
         while start < len(steps) - 1 and plays.count < PLAYS_MAX:
             fewer = [*steps[:start], *steps[min(start + length, len(steps) - 1) :]]
@@ -209,5 +221,6 @@ def _fewer(steps: list[Step], plays: _Plays) -> list[Step]:
                 steps = fewer
             else:
                 start += length
-        length //= 2
+        if length > 1 or len(steps) == before:
+            length //= 2
     return steps

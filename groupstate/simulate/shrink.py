@@ -3,7 +3,6 @@
 Rule: a smaller plan counts only if a run of it ends in a breach of the same kind.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,9 @@ from groupstate.simulate.simulator import Outcome, simulate
 
 RUNS_MAX = 120
 """Runs that shrinking may take."""
+
+HOURS_MIN = 0.002
+"""Below this a run isn't made shorter."""
 
 PARTS = ("sessions", "source", "trainer", "storage", "user", "crash")
 
@@ -31,53 +33,56 @@ class Shrunk:
 def shrunk(outcome: Outcome, *, runs_max: int = RUNS_MAX, run: Callable[[Plan], Outcome] = simulate) -> Shrunk:
     """The smallest run that is found with the same breach."""
     assert outcome.breach is not None
-    best, tries = outcome, itertools.count(1)
-    kind = outcome.breach.kind
+    best, kind, runs = outcome, outcome.breach.kind, 0
+    useless: set[str] = set()
+    """What could not be left out."""
     while True:
-        for plan in smaller(best):
-            number = next(tries)
-            if number > runs_max:
-                return Shrunk(best, number - 1)
-            try:
-                found = run(plan)
-            except BadSettings:
-                continue  # without this setting the other rules contradict each other
-            if found.breach is not None and found.breach.kind == kind:
-                best = found
-                break
+        name, plan = next(((name, plan) for name, plan in smaller(best) if name not in useless), ("", None))
+        if plan is None or runs >= runs_max:
+            return Shrunk(best, runs)
+        try:
+            found = run(plan)
+        except BadSettings:
+            found = None  # without this setting the other rules contradict each other
         else:
-            return Shrunk(best, next(tries) - 1)
+            runs += 1
+        if found is not None and found.breach is not None and found.breach.kind == kind:
+            best = found
+        else:
+            useless.add(name)
 
 
-def smaller(outcome: Outcome) -> Iterator[Plan]:
-    """Plans with one thing less, the largest things first."""
+def smaller(outcome: Outcome) -> Iterator[tuple[str, Plan]]:
+    """Plans with one thing less and what that is, the largest things first."""
     plan, until_h = outcome.plan, outcome.virtual_s / 3600.0
     if until_h < 0.9 * plan.hours:
         # What came behind the breach had no part in it.
-        yield plan.changed(hours=until_h * 1.02)
-    for part in (0.25, 0.6):
-        yield plan.changed(hours=plan.hours * part)
+        yield "the rest", plan.changed(hours=until_h * 1.02)
+    if plan.hours > HOURS_MIN:
+        for part in (0.25, 0.6):
+            yield f"hours {part}", plan.changed(hours=plan.hours * part)
     for name in ("engine", "validation"):
         if getattr(plan, name) is not None:
-            yield plan.changed(**{name: None})
+            yield name, plan.changed(**{name: None})
     for name in PARTS:
         if name != "trainer" and getattr(plan, name) != (whole := getattr(Plan(), name)):
-            yield plan.changed(**{name: whole})
+            yield name, plan.changed(**{name: whole})
     for name in (*PARTS, "engine", "validation"):
         part_of = getattr(plan, name)
         if part_of is not None:
-            yield from (plan.changed(**{name: less}) for less in _with_less(part_of))
+            for setting, less in _with_less(part_of):
+                yield f"{name}.{setting}", plan.changed(**{name: less})
     for name in plan.rules:
         if name != "batch_size":
-            yield plan.changed(rules={key: value for key, value in plan.rules.items() if key != name})
+            yield f"rules.{name}", plan.changed(rules={key: plan.rules[key] for key in plan.rules if key != name})
     for size in (1, 2):
         if size < plan.group_size:
-            yield plan.changed(group_size=size)
+            yield f"group_size {size}", plan.changed(group_size=size)
 
 
-def _with_less(part: Part) -> Iterator[Part]:
+def _with_less(part: Part) -> Iterator[tuple[str, Part]]:
     """The same with one setting at its default."""
     plain: dict[str, Any] = msgspec.structs.asdict(type(part)())
     for name, value in msgspec.structs.asdict(part).items():
         if value != plain[name] and name != "batch_size":
-            yield msgspec.structs.replace(part, **{name: plain[name]})
+            yield name, msgspec.structs.replace(part, **{name: plain[name]})

@@ -20,6 +20,7 @@ NAMES = [
     "durable",
     "opening",
     "trajectory",
+    "simulated",
     *(["sessions"] if importlib.util.find_spec("torch") else []),
 ]
 

@@ -98,23 +98,20 @@ def fsync_skipped(patch):
     """The disk is told to flush, and nobody does."""
 
     def fdatasync(self, fd):
-        with self._operation(f"flush {self._name_of(fd)}"):
-            pass
+        self._due(f"flush {self._name_of(fd)}")
 
     patch.setattr(FaultyDisk, "fdatasync", fdatasync)
 
 
 def acknowledged_before_it_is_written(patch):
     """Events count as durable when they are posted."""
-    submit = GroupCommit.submit
+    whole = GroupCommit.wait
 
     async def wait(self, seq):
         if seq > self.last_seq:
             await whole(self, seq)
 
-    whole = GroupCommit.wait
     patch.setattr(GroupCommit, "wait", wait)
-    patch.setattr(GroupCommit, "submit", submit)
 
 
 def commit_not_awaited(patch):
@@ -127,7 +124,7 @@ def commit_not_awaited(patch):
 
 
 def credited_twice(patch):
-    """An eviction earns one refill for each of its reasons, and one more."""
+    """An eviction earns one refill more than it should."""
     whole = evict.credit_of
 
     def credit_of(reasons, rules, *, unmet):
@@ -155,7 +152,6 @@ def terminal_published_early(patch):
     patch.setitem(cells, ev.GroupFinished, (unchecked, Phase.FINISHED))
 
 
-def stale_bound_off_by_one(patch):
-    """A group is kept with one weight version more of lag than is allowed."""
-    patch.setattr(evict, "newly_stale", lambda book, rules: [])
+def stale_groups_stay(patch):
+    """Nobody looks for groups that a new weight version has made too old."""
     patch.setattr(controller, "newly_stale", lambda book, rules: [])

@@ -30,9 +30,9 @@ print(replayed(records).digest() == replayed(records).digest() == story.book.dig
 """
 
 
-def told_under(seed: int) -> str:
+def told_under(seed: int, story: str = STORY) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", STORY],
+        [sys.executable, "-c", story],
         env={**os.environ, "PYTHONHASHSEED": str(seed)},
         capture_output=True,
         text=True,
@@ -50,3 +50,21 @@ def test_a_run_is_the_same_under_every_hash_seed():
     assert "zero_variance" in first
     assert first.splitlines()[-1] == "True"
     assert [told_under(seed) for seed in (1, 2)] == [first, first]
+
+
+SIMULATED = """
+from groupstate.simulate.drawn import drawn_plan
+from groupstate.simulate.simulator import simulate
+
+for seed in (5, 9, 21, 48):
+    outcome = simulate(drawn_plan(seed))
+    print(seed, outcome.breach, outcome.events, outcome.ends, outcome.digest)
+"""
+
+
+def test_a_simulated_run_has_the_same_bytes_under_every_hash_seed():
+    first = told_under(0, SIMULATED)
+
+    assert first.count("None") == 4
+    assert all(how in first for how in ("power", "killed", "closed", "done"))
+    assert told_under(7, SIMULATED) == first
