@@ -1,7 +1,7 @@
 """An event loop whose clock jumps: hours of waiting take no time, and a deadlock is an error at once.
 
-It knows no threads: a call into a worker thread looks like a deadlock. Runs on it use a memory log or an
-inline file log.
+It knows no threads: a call into a worker thread looks like a deadlock. Runs on it use a memory log, or a
+file log that is inline or written by the loop's own timers (`later=`).
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from groupstate.simulate.lots import Law
 KeepLog: TypeAlias = Literal["all", "archive"] | int
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the plan."""
 
 

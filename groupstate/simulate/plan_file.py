@@ -18,8 +18,19 @@ from groupstate.simulate.plan import Plan
 
 def plan_text(plan: Plan) -> str:
     """The plan as TOML; what is at its default is left out, but the seed and the hours."""
-    data = {"seed": plan.seed, "hours": plan.hours, **msgspec.to_builtins(plan)}
+    data = {"seed": plan.seed, "hours": plan.hours, **_set(plan)}
     return "\n".join(_lines(data, ())) + "\n"
+
+
+def _set(part: msgspec.Struct) -> dict[str, Any]:
+    """What differs from the defaults. A part that is there although all of it is at its default is an empty table."""
+    found = {}
+    for field in msgspec.structs.fields(part):
+        value = getattr(part, field.name)
+        default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        if value != default:
+            found[field.name] = _set(value) if isinstance(value, msgspec.Struct) else msgspec.to_builtins(value)
+    return found
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:

@@ -72,6 +72,8 @@ def _undisturbed() -> Iterator[None]:
         logger.setLevel(level)
         if collecting:
             gc.enable()
+            # What a run leaves refers to itself in many places, and would stay until somebody looks.
+            gc.collect()
 
 
 class _Simulation:
