@@ -48,6 +48,7 @@ def drawn_plan(seed: int, *, hours: float | None = None) -> p.Plan:
     return p.Plan(
         seed=seed,
         hours=round(span_s / 3600, 4) if hours is None else hours,
+        lifetimes=3 * LIFETIMES[1] if hours is None else p.Plan().lifetimes,
         group_size=group_size,
         rules=rules,
         sessions=sessions,

@@ -54,6 +54,10 @@ class History:
     told: Counter[str] = attrs.Factory(Counter)
     """What happened, counted."""
 
+    def has_enough(self, plan: Plan) -> bool:
+        """So many groups were submitted that the faults may stop."""
+        return self.witness.log.groups >= plan.lifetimes
+
     def take(self, record: ev.Record) -> None:
         """
         Raises:
@@ -383,6 +387,8 @@ class Life:
                 trainer.cancel_at_claim(self, scope)
         elif isinstance(event, ev.BatchRequestCancelled):
             self.scopes.pop(event.request, None)
+        elif isinstance(event, ev.GroupSubmitted) and self.history.has_enough(self.plan):
+            self.stop_striking()
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -142,6 +142,8 @@ class Plan(Part, frozen=True):
     seed: int = 0
     hours: float = 0.1
     """Virtual hours with faults."""
+    lifetimes: int = 1_000_000
+    """Groups after which the faults stop, though the hours aren't over."""
     group_size: int = 4
     rules: dict[str, Any] = {}
     """Settings of `Rules`, those that differ from the defaults."""

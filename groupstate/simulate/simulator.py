@@ -114,7 +114,7 @@ class _Simulation:
             how = "closed"
         elif lots.chance(plan.crash.power):
             how = "power"
-        calm = self.now_s >= calm_at_s
+        calm = self.now_s >= calm_at_s or self.history.has_enough(plan)
 
         def made() -> Life:
             return Life(plan, self.lives, self.disk, self.history, loop, calm_at_s, kill_at_s, how, calm=calm)
