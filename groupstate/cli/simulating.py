@@ -56,5 +56,6 @@ def simulate(
     if show:
         click.echo(files.plan_text(next(iter(todo))), nl=False)
         return
-    given = [f"--{name} {value}" for name, value in ctx.params.items() if value not in (None, False) and name != "out"]
-    ctx.exit(report.main(iter(todo), options=" ".join(given) or "none", out=out, say=click.echo))
+    options = {"seed": seed, "runs": runs, "hours": hours, "minutes": minutes, "plan": plan_file}
+    given = " ".join(f"--{name} {value}" for name, value in options.items() if value is not None)
+    ctx.exit(report.main(iter(todo), options=given or "none", out=out, say=click.echo))

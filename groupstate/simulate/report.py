@@ -101,11 +101,20 @@ def line_of(outcome: Outcome) -> str:
     )
 
 
+def _again(plan: Plan, options: str) -> str:
+    """The options that repeat one plan."""
+    if plan == drawn_plan(plan.seed):
+        return f"--seed {plan.seed}"
+    if plan == drawn_plan(plan.seed, hours=plan.hours):
+        return f"--seed {plan.seed} --hours {plan.hours!r}"
+    return options
+
+
 def _report(outcome: Outcome, options: str, out: Path, say: Say) -> None:
     breach, seed = outcome.breach, outcome.plan.seed
     assert breach is not None
     say(f"FAILED seed {seed}, commit {commit()}, options: {options}\n{breach}")
-    say(f"again: groupstate simulate --seed {seed} --hours {outcome.plan.hours:g}")
+    say(f"again: groupstate simulate {_again(outcome.plan, options)}")
     say("making it smaller ...")
     small = shrunk(outcome)
     found = small.outcome

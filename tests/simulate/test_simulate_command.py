@@ -42,13 +42,21 @@ def test_a_failure_leaves_a_smaller_plan_a_scenario_and_the_commands_that_repeat
     assert done.exit_code == 1
     assert "FAILED seed 1, commit" in done.output
     assert "invariant 5" in done.output
-    assert "again: groupstate simulate --seed 1 --hours" in done.output
+    assert "again: groupstate simulate --seed 1\n" in done.output
     plan, scenario = tmp_path / "seed-1.plan.toml", tmp_path / "seed-1.scenario.toml"
     assert f"again, smaller: groupstate simulate --plan {plan}" in done.output
     assert f"as a scenario: groupstate scenario {scenario}" in done.output
     assert simulate(read_plan(plan)).breach.kind == "invariant 5"
     assert run("--plan", str(plan), "--out", str(tmp_path)).exit_code == 1
     assert CliRunner().invoke(main, ["scenario", str(scenario)]).exit_code == 1
+
+
+def test_hours_that_were_asked_for_are_in_the_command_that_repeats(tmp_path, monkeypatch):
+    planted.credited_twice(monkeypatch)
+
+    done = run("--seed", "1", "--hours", "0.0512345678", "--out", str(tmp_path))
+
+    assert "again: groupstate simulate --seed 1 --hours 0.0512345678\n" in done.output
 
 
 def test_a_plan_is_run_from_its_file(tmp_path):
