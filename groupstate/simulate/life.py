@@ -34,6 +34,9 @@ RUN = "/runs/simulated"
 LOG_ID = "51301a7e51301a7e51301a7e51301a7e"
 """The same in every run, since its bytes are in the log."""
 
+ENDLESS_S = 30 * 86_400.0
+"""Seconds after the faults' end in which a run has to be done. A session takes a day at most."""
+
 End: TypeAlias = Literal["killed", "power", "closed", "died", "log failed", "done", "breach"]
 
 _OPENING, _DISK, _COMMIT, _DEATH = range(700, 704)
@@ -105,6 +108,8 @@ class Life:
     _run: Run | None = None
     _log: FileLog | None = None
     _pending: deque[ev.Record] = attrs.field(factory=deque)
+    _disk_had_failed: bool = False
+    """Before the faults stopped."""
     _struck: anyio.Event = attrs.field(factory=anyio.Event)
 
     # Asked by its tasks -----------------------------------------------------------------------------------
@@ -145,7 +150,8 @@ class Life:
 
     @property
     def _disk_failed(self) -> bool:
-        return self.disk.fault is not None and self.disk.operation_count >= self.disk.fault.at
+        fault = self.disk.fault
+        return self._disk_had_failed or (fault is not None and self.disk.operation_count >= fault.at)
 
     def unexpected(self, who: str, error: BaseException) -> None:
         """An error that nothing in the plan explains."""
@@ -260,9 +266,11 @@ class Life:
         self._calm_down()
 
     def _calm_down(self) -> None:
-        """The faults stop, where none has struck."""
-        if self._disk_failed or self.how is not None or self.engine_died:
+        """The faults stop, where none has ended this life. One of the disk's needn't have: it may have hit what can do
+        without, such as a snapshot."""
+        if self.how is not None or self.engine_died or isinstance(self.run._controller.dead, LogFailed):
             return
+        self._disk_had_failed = self._disk_failed
         self.disk.fault = None
         self.calm = True
         self.calmed.set()
@@ -378,6 +386,9 @@ class Life:
     def _note(self, record: ev.Record) -> None:
         self._pending.append(record)
         event = record.event
+        if self.loop.now_s > self.calm_at_s + ENDLESS_S:
+            days = ENDLESS_S / 86_400
+            self.breached(Breach("stuck", f"{days:.0f} days after the faults were to stop the run is still not done"))
         if isinstance(event, ev.BatchRequested):
             if self.asking is not None and event.partition == ev.TRAIN:
                 self.asking(event.request)
