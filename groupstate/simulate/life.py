@@ -18,7 +18,7 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.invariants import Checker
 from groupstate.engines.scripted import ScriptedEngine
-from groupstate.errors import GroupstateError, LogError, LogFailed
+from groupstate.errors import GroupstateError, LogError, LogFailed, RolloutDied
 from groupstate.log.file import FileLog
 from groupstate.runtime.opening import open_run
 from groupstate.runtime.run import Run
@@ -145,7 +145,7 @@ class Life:
     def log_failed(self, error: LogError) -> None:
         """Somebody was told that the log is broken."""
         if not self.over and not self._disk_failed:
-            self.breached(Breach("error", f"the log failed, and no disk did: {error}"))
+            self.breached(Breach("error LogFailed", f"the log failed, and no disk did: {error}"))
         self.finish("log failed")
 
     @property
@@ -157,7 +157,8 @@ class Life:
         """An error that nothing in the plan explains."""
         if not self.over:
             place = "".join(traceback.format_exception(error)[-6:])
-            self.breached(Breach("error", f"{who} raised {type(error).__name__}: {error}\n{place}"))
+            kind = type(error).__name__
+            self.breached(Breach(f"error {kind}", f"{who} raised {kind}: {error}\n{place}"))
 
     # The life ---------------------------------------------------------------------------------------------
 
@@ -175,7 +176,9 @@ class Life:
         except Breach as breach:
             self.breached(breach)
         except GroupstateError as error:
-            self.unexpected("the run", error)
+            # That the rollout died is told at the end where nobody waited for it.
+            if not (isinstance(error, RolloutDied) and self.engine_died):
+                self.unexpected("the run", error)
         if not self.over and self.breach is None:
             self._pump()
         self.over = True
@@ -386,9 +389,6 @@ class Life:
     def _note(self, record: ev.Record) -> None:
         self._pending.append(record)
         event = record.event
-        if self.loop.now_s > self.calm_at_s + ENDLESS_S:
-            days = ENDLESS_S / 86_400
-            self.breached(Breach("stuck", f"{days:.0f} days after the faults were to stop the run is still not done"))
         if isinstance(event, ev.BatchRequested):
             if self.asking is not None and event.partition == ev.TRAIN:
                 self.asking(event.request)

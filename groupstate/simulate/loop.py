@@ -24,7 +24,7 @@ RESOLUTION_S = 1e-9
 
 
 class Deadlock(GroupstateError):
-    """Every task is blocked and no timer is pending."""
+    """Every task is blocked and no timer is pending, or there are only timers, without an end."""
 
 
 class _Timer(asyncio.TimerHandle):
@@ -46,8 +46,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     _clock_resolution: float
     """asyncio's own."""
 
-    def __init__(self, now_s: float = 0.0) -> None:
+    def __init__(self, now_s: float = 0.0, *, until_s: float = math.inf) -> None:
+        """
+        Args:
+            now_s: where the clock begins.
+            until_s: what takes longer has no end: `Deadlock`.
+        """
         self.now_s = now_s
+        self.until_s = until_s
         self._numbers = itertools.count()
         super().__init__(_JumpingSelector(self))
 
@@ -86,6 +92,8 @@ class _JumpingSelector(selectors.SelectSelector):
             return ready
         if timeout is None:
             raise Deadlock("every task is blocked and no timer is pending")
+        if self._loop.now_s > self._loop.until_s:
+            raise Deadlock(f"the clock is past {self._loop.until_s:g} s, and there is no end")
         now_s = self._loop.now_s = self._loop.now_s + max(timeout, 0.0)
         # asyncio runs the timers that lie before now + resolution. Far out a float has no number between the two.
         self._loop._clock_resolution = max(RESOLUTION_S, math.ulp(now_s))

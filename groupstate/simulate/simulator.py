@@ -5,6 +5,7 @@ import contextlib
 import gc
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -16,7 +17,7 @@ from groupstate.core.invariants import Checker
 from groupstate.core.phases import IN_FLIGHT
 from groupstate.log.reading import first_event, read_log
 from groupstate.simulate.faults import FaultyDisk
-from groupstate.simulate.life import RUN, History, Life
+from groupstate.simulate.life import ENDLESS_S, RUN, History, Life
 from groupstate.simulate.loop import Deadlock, VirtualLoop
 from groupstate.simulate.lots import Lots
 from groupstate.simulate.plan import Plan
@@ -106,7 +107,7 @@ class _Simulation:
         return self._outcome()
 
     def _lived(self, calm_at_s: float) -> Life:
-        loop = VirtualLoop(self.now_s)
+        loop = VirtualLoop(self.now_s, until_s=max(self.now_s, calm_at_s) + ENDLESS_S)
         plan, lots = self.plan, Lots(self.plan.seed, self.lives, _LIFE)
         kill_at_s = self.now_s + lots.waiting_s(plan.crash.every_s) if plan.crash.every_s else None
         how: Literal["killed", "power", "closed"] = "killed"
@@ -183,20 +184,20 @@ def _run_on(loop: VirtualLoop, make: Callable[[], Life]) -> Life:
     runner = asyncio.Runner(loop_factory=lambda: loop)
     try:
         runner.run(main())
-    except Deadlock:
-        lives[0].breached(Breach("stuck", _stuck(lives[0])))
+    except Deadlock as deadlock:
+        lives[0].breached(Breach("stuck", f"{deadlock}; {_stuck(lives[0])}"))
     finally:
         lives[0].over = True
+        loop.until_s = math.inf
         with contextlib.suppress(Deadlock):
             runner.close()
     return lives[0]
 
 
 def _stuck(life: Life) -> str:
-    text = "everybody waits for something that can't come"
     if life._run is None:
-        return text
+        return "the run was being opened"
     book = life.run.book
     open_groups = {str(phase): [group.group_id for group in book.in_phase(phase)] for phase in sorted(IN_FLIGHT)}
     waits = [f"sample({request.size}) of {request.partition!r}" for request in book.requests.values()]
-    return f"{text}; in flight {open_groups}; waiting {waits or 'nobody that the log knows'}; {life.run.explain()}"
+    return f"in flight {open_groups}; waiting {waits or 'nobody that the log knows'}; {life.run.explain()}"

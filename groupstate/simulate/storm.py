@@ -121,7 +121,7 @@ async def _validate(life: "Life", lots: Lots) -> None:
 
 def _told_of_death(life: "Life", error: RolloutDied) -> None:
     if not life.engine_died:
-        raise Breach("error", f"the rollout died: {error}") from error
+        raise Breach("error RolloutDied", f"the rollout died: {error}") from error
     life.finish("died")
 
 

@@ -53,8 +53,14 @@ async def _work(life: "Life", number: int) -> None:
         pass
     except LogFailed as error:
         life.log_failed(error)
-    except (RunIsClosed, EngineDied):
-        await anyio.sleep_forever()  # its life is ending, in another's hands
+    except EngineDied:
+        if not life.engine_died:
+            raise
+        life.finish("died")
+    except RunIsClosed:
+        if life.how is None:
+            raise
+        # Its life is ending already, in another's hands.
 
 
 class _Worker:
@@ -127,7 +133,7 @@ class _Worker:
             await self._make_do(size, {"sampleable": life.run.sampleable_count()})
         except RolloutDied as error:
             if not life.engine_died:
-                raise Breach("error", f"the rollout died: {error}") from error
+                raise Breach("error RolloutDied", f"the rollout died: {error}") from error
             life.finish("died")
             raise _Over from error
         return None

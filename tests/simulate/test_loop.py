@@ -67,3 +67,27 @@ def test_what_main_returns_or_raises_comes_back():
 
     with pytest.raises(KeyError, match="mine"):
         run_virtual(raising)
+
+
+def test_timers_without_an_end_are_found_out_where_a_limit_is_set():
+    async def main() -> None:
+        for _ in range(1_000):
+            await asyncio.sleep(10)
+
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(50.0, until_s=100.0)) as runner:
+        with pytest.raises(Deadlock, match="past 100 s"):
+            runner.run(main())
+        runner.get_loop().until_s = 1000.0
+
+
+def test_timers_that_are_due_together_go_in_the_order_in_which_they_were_set():
+    async def main(loop: VirtualLoop) -> list[int]:
+        seen: list[int] = []
+        for number in range(50):
+            loop.call_later(5.0 if number % 3 else 9.0, seen.append, number)
+        await asyncio.sleep(10)
+        return seen
+
+    seen = run_virtual(main)
+
+    assert seen == [n for n in range(50) if n % 3] + [n for n in range(50) if not n % 3]

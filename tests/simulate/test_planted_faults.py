@@ -8,7 +8,7 @@ from tests.simulate import planted
 
 FOUND = [
     (planted.cancelled_sampler_keeps_its_groups, 1, "account", "batches .* out, the trainer has"),
-    (planted.lost_wake_up, 1, "stuck", "can't come"),
+    (planted.lost_wake_up, 1, "stuck", "every task is blocked"),
     (planted.waiter_on_a_dead_rollout, 6, "stuck", "waiting .*sample"),
     (planted.fence_ignored, 19, "rows", "of attempt 1, and attempt 2 has begun since"),
     (planted.requeue_keeps_old_trajectories, 0, "lost", "payload"),

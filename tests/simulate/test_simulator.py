@@ -24,6 +24,14 @@ def test_nothing_goes_wrong(seed):
     assert outcome.ends["done"] == 1
 
 
+def test_an_engine_that_dies_in_a_turn_ends_its_process_and_not_the_run():
+    """Nobody samples then: the trainer hears of it from the engine, and the run at its end."""
+    outcome = simulate(drawn_plan(10_141).changed(lifetimes=150))
+
+    assert outcome.breach is None
+    assert outcome.ends["died"] == outcome.ends["done"] == 1
+
+
 def test_the_same_plan_gives_the_same_bytes():
     plan = drawn_plan(5)
 
