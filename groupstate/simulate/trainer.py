@@ -175,6 +175,10 @@ class _Worker:
             self.size = 1
         elif self.life.calm:
             raise _Over
+        elif self.life.engine_died:
+            # No session is left that could have heard of it.
+            self.life.finish("died")
+            raise _Over
         else:
             self.life.count("dry")
             await anyio.sleep(10 * PAUSE_S)
