@@ -473,3 +473,13 @@ def test_a_log_without_a_thread_works_under_a_virtual_clock(kind):
         return log.durable_seq, log.payloads.blocks
 
     assert run_virtual(scenario) == (4, False)
+
+
+async def test_what_was_looked_at_as_open_and_closed_meanwhile_takes_no_post(tmp_path):
+    log = FileLog.create(tmp_path / "run")
+    log.post(weights(1))
+    await log.aclose()
+
+    with pytest.raises(LogFailed, match="is closed"):
+        log._commit.submit(b"\x93", 1)
+    assert seqs(read_log(tmp_path / "run")) == [1]
