@@ -225,7 +225,7 @@ def said(event: Any) -> Callable[[dict[str, Any]], Any]:
 
 SPOILED = {
     "no JSON": (said(b'data: {"choices": [\n\n'), "an event that can't be read"),
-    "nested without end": (said(b'data: {"error": ' + b"[" * 5000 + b"]" * 5000 + b"}\n\n"), "can't be read"),
+    "nested without end": (said(b'data: {"error": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n\n"), "can't be read"),
     "another type": (with_choice(token_ids=["a"]), "an event that can't be read"),
     "a fraction of a token": (with_choice(token_ids=[1.5]), "an event that can't be read"),
     "a page": (said(b"<html>Bad gateway</html>\n"), "a line that is no event: b'<html>Bad gateway"),
@@ -249,6 +249,7 @@ SPOILED = {
         "more after the end of the answer",
     ),
     "its own failure": (said({"error": {"message": "out of memory", "code": 500}}), "out of memory"),
+    "a failure that is no text": (said({"error": {"message": {"of": ["x" * 900]}}}), r"\{'of': \['x+.{0,90}$"),
     "a failure in a word": (said({"error": "out of memory"}), "out of memory"),
 }
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import attrs
 import msgspec
 
+from groupstate.core.arguments import shown
 from groupstate.engines.port import FinishReason
 
 FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "stop"}
@@ -180,7 +181,6 @@ def _decoded(decoder: "msgspec.json.Decoder[E]", data: bytes) -> E:
 
 
 def _failed(error: Any) -> Failed:
-    if not isinstance(error, dict):
-        return Failed(str(error), None)
-    code = error.get("code")
-    return Failed(str(error.get("message", error)), code if isinstance(code, int) else None)
+    """A server may put anything there."""
+    message, code = (error.get("message", error), error.get("code")) if isinstance(error, dict) else (error, None)
+    return Failed(message if isinstance(message, str) else shown(message), code if isinstance(code, int) else None)
