@@ -128,7 +128,6 @@ LOOSE_TASKS = {
     "testing/contracts/engine.py": "a test looks at a request that is under way, and may cancel it at any moment",
     "testing/contracts/log.py": "a test looks at somebody who waits, and may cancel him",
     "runtime/rollout.py": "a task group would wait for ever for a session that ignores its cancellation",
-    "runtime/turns.py": "an engine must get through a change of its state, whoever is cancelled while he waits for it",
     "runtime/run.py": "a run must close to the end, whoever is cancelled while he waits for it",
     "simulate/scenario.py": "a step of a scenario starts a sampler that a later step looks at",
 }

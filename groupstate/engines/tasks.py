@@ -21,7 +21,7 @@ def loose(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
 async def carried(work: Coroutine[Any, Any, T]) -> T:
     """Do it to its end, then be cancelled, for what can't be left half done."""
     task = loose(work)
-    if cancelled := await _settled(task):
+    if cancelled := await settled(task):
         raise cancelled
     return task.result()
 
@@ -33,12 +33,12 @@ async def guarded(work: Coroutine[Any, Any, T], end: Callable[[], None]) -> T:
         await asyncio.wait({task})
     except asyncio.CancelledError:
         end()
-        await _settled(task)
+        await settled(task)
         raise
     return task.result()
 
 
-async def _settled(task: "asyncio.Task[Any]") -> asyncio.CancelledError | None:
+async def settled(task: "asyncio.Task[Any]") -> asyncio.CancelledError | None:
     """Wait for its end, whatever comes; returns the cancellation that came meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):

@@ -21,10 +21,10 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import anyio.lowlevel
 
 from groupstate.engines.port import Engine, Weights
+from groupstate.engines.tasks import loose, settled
 from groupstate.errors import BadSettings, EngineError
 from groupstate.logs import Logger
 from groupstate.runtime.session import describe
@@ -163,15 +163,8 @@ async def _to_its_end(call: Coroutine[Any, Any, None]) -> asyncio.CancelledError
     Raises:
         What the call raises.
     """
-    cancelled: asyncio.CancelledError | None = None
-    # A task's own cancel() gets through a shield, and into whatever it awaits; so the call has a task of its own.
-    task = asyncio.ensure_future(call)
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError as error:
-                cancelled = error
+    task = loose(call)
+    cancelled = await settled(task)
     try:
         task.result()
     except Exception as failed:
