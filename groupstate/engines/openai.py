@@ -23,6 +23,14 @@ import anyio
 import msgspec
 
 from groupstate.core.arguments import boolean, seconds, shown, string
+from groupstate.engines.given import (
+    need_count_or_none,
+    need_in_flight,
+    need_request,
+    need_tokenizer,
+    need_version,
+    token_ids_of,
+)
 from groupstate.engines.http.answers import Failed, Garbage, Lacking, Piece
 from groupstate.engines.http.client import Broken, NoEvents, NotReached, Stream
 from groupstate.engines.http.dialects import DIALECTS, Ask, DialectName
@@ -40,13 +48,7 @@ from groupstate.engines.port import (
     Tokenizer,
     Weights,
     claim,
-    need_count_or_none,
-    need_in_flight,
-    need_request,
-    need_tokenizer,
-    need_version,
     next_state,
-    token_ids_of,
 )
 from groupstate.engines.tasks import carried, guarded
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, RequestRefused

@@ -14,6 +14,15 @@ import attrs
 
 from groupstate.core.arguments import seconds, shown
 from groupstate.core.events import VersionSpan
+from groupstate.engines.given import (
+    need_count_or_none,
+    need_in_flight,
+    need_no_extra,
+    need_request,
+    need_tokenizer,
+    need_version,
+    token_ids_of,
+)
 from groupstate.engines.port import (
     FinishReason,
     Generation,
@@ -24,14 +33,7 @@ from groupstate.engines.port import (
     Tokenizer,
     Weights,
     claim,
-    need_count_or_none,
-    need_in_flight,
-    need_no_extra,
-    need_request,
-    need_tokenizer,
-    need_version,
     next_state,
-    token_ids_of,
 )
 from groupstate.errors import EngineDied, EngineError, RequestRefused
 

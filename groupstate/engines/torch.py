@@ -22,6 +22,16 @@ from torch import Tensor
 from groupstate.core.arguments import integer, shown
 from groupstate.core.events import VersionSpan
 from groupstate.engines.checkpoint import plain_tensor
+from groupstate.engines.given import (
+    checked_prompt,
+    need_count,
+    need_count_or_none,
+    need_in_flight,
+    need_no_extra,
+    need_request,
+    need_tokenizer,
+    need_version,
+)
 from groupstate.engines.port import (
     FinishReason,
     Generation,
@@ -30,15 +40,7 @@ from groupstate.engines.port import (
     State,
     Tokenizer,
     Weights,
-    checked_prompt,
     claim,
-    need_count,
-    need_count_or_none,
-    need_in_flight,
-    need_no_extra,
-    need_request,
-    need_tokenizer,
-    need_version,
     next_state,
 )
 from groupstate.engines.slots import SlotBatch

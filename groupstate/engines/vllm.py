@@ -23,6 +23,7 @@ from groupstate.core.arguments import shown
 from groupstate.core.events import VersionSpan
 from groupstate.core.near import near
 from groupstate.engines.checkpoint import Checkpoint, WeightFiles, model_folder
+from groupstate.engines.given import checked_prompt, need_in_flight, need_request, need_tokenizer, need_version
 from groupstate.engines.port import (
     FinishReason,
     Generation,
@@ -32,12 +33,7 @@ from groupstate.engines.port import (
     State,
     Tokenizer,
     Weights,
-    checked_prompt,
     claim,
-    need_in_flight,
-    need_request,
-    need_tokenizer,
-    need_version,
     next_state,
 )
 from groupstate.engines.tasks import carried, guarded

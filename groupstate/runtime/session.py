@@ -13,7 +13,8 @@ import attrs
 from groupstate.core.events import VersionSpan
 from groupstate.core.prompt import Prompt
 from groupstate.core.trajectory import Trajectory
-from groupstate.engines.port import Engine, Generation, Request, SamplingParams, token_ids_of
+from groupstate.engines.given import token_ids_of
+from groupstate.engines.port import Engine, Generation, Request, SamplingParams
 from groupstate.errors import BadSettings, EngineError, SessionStateError
 from groupstate.runtime.functions import call_problem, named
 from groupstate.runtime.transcript import Transcript

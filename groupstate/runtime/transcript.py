@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from groupstate.core.events import VersionSpan
 from groupstate.core.trajectory import Trajectory
-from groupstate.engines.port import FinishReason, Generation, token_ids_of
+from groupstate.engines.given import token_ids_of
+from groupstate.engines.port import FinishReason, Generation
 from groupstate.errors import EngineError, SessionStateError
 
 if TYPE_CHECKING:

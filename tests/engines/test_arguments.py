@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from groupstate.engines.port import Request, SamplingParams, token_ids_of
+from groupstate.engines.given import token_ids_of
+from groupstate.engines.port import Request, SamplingParams
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.engines.tokenizer import CharTokenizer
 from groupstate.engines.torch import TorchEngine

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from groupstate import SamplingParams
-from groupstate.engines.port import token_ids_of
+from groupstate.engines.given import token_ids_of
 from groupstate.errors import BadInput, BadSettings, EngineError
 
 

@@ -1,34 +1,22 @@
 """Small helpers of the log's tests: records, runs on a faulty disk, and what came of them."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
-from groupstate.core.events import GroupSubmitted, PayloadRef, Record, WeightsPublished
+from groupstate.core.events import GroupSubmitted, Record
 from groupstate.errors import LogError, LogFailed, NotARun
 from groupstate.log.disk import Disk
 from groupstate.log.file import FileLog
 from groupstate.simulate.faults import FaultyDisk
+from groupstate.testing.contracts.log import seqs as seqs
+from groupstate.testing.contracts.log import submitted as submitted
+from groupstate.testing.contracts.log import weights as weights
 
 RUN = "/runs/one"
 LOG_ID = "0123456789abcdef0123456789abcdef"
 FIRST_SEGMENT = f"{RUN}/log/{1:020d}.seg"
-
-
-def weights(first_seq: int, count: int = 1) -> list[Record]:
-    """`count` records, numbered from `first_seq`."""
-    return [Record(seq, 1000 + seq, WeightsPublished(seq)) for seq in range(first_seq, first_seq + count)]
-
-
-def submitted(seq: int, prompt: PayloadRef) -> Record:
-    """A record that names a payload."""
-    return Record(seq, 1000 + seq, GroupSubmitted(f"g{seq}", 2, "train", 0, 1, "submit", prompt=prompt))
-
-
-def seqs(records: Sequence[Record]) -> list[int]:
-    return [record.seq for record in records]
 
 
 def make(disk: Disk, **options: object) -> FileLog:
