@@ -172,7 +172,11 @@ def test_a_segment_whose_archive_had_no_lasting_name_is_not_removed_before_it_ha
     assert read_segment(disk.crash(), run, 1) == b"a segment"
 
 
-@pytest.mark.parametrize("damaged", [b"", b"no archive", gzip.compress(b"another segment")])
+@pytest.mark.parametrize(
+    "damaged",
+    [b"", b"no archive", gzip.compress(b"another segment", mtime=0)],
+    ids=["empty", "no archive", "of another segment"],
+)
 def test_a_segment_is_packed_anew_where_its_archive_is_not_what_it_should_be(damaged):
     disk = FaultyDisk()
     run = RunDir.at("/runs/one")
