@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import threading
+from collections.abc import Iterable
 
 import attrs
 
@@ -81,6 +82,18 @@ def _mixed_bytes(file: _File, chance: random.Random) -> bytes:
         sector = chance.choice(versions)[start : start + SECTOR_BYTES]
         sectors.append(sector.ljust(SECTOR_BYTES, b"\0"))
     return b"".join(sectors)[:length]
+
+
+def _beneath(directory: str) -> str:
+    """How the paths of what is in a directory begin."""
+    return directory.rstrip("/") + "/"
+
+
+def _entries(paths: Iterable[str], directory: str) -> list[str]:
+    """Those of the paths that lie in a directory, and not deeper."""
+    beneath = _beneath(directory)
+    cut = len(beneath)
+    return [path for path in paths if path.startswith(beneath) and path.find("/", cut) < 0 and len(path) > cut]
 
 
 @attrs.frozen
@@ -294,8 +307,7 @@ class FaultyDisk:
             if (fault := self._due(words)) is not None:
                 raise self._error(fault, words)
             known = self._names.keys() | self._durable_names.keys()
-            here = {name for name in known if os.path.dirname(name) == path}
-            for name in here:
+            for name in _entries(known, path):
                 self._durable_names.pop(name, None)
                 if name in self._names:
                     self._durable_names[name] = self._names[name]
@@ -303,8 +315,8 @@ class FaultyDisk:
     def listdir(self, path: str) -> list[str]:
         with self._lock:
             self._check_directory(os.path.join(path, "any"))
-            everything = self._names.keys() | self._directories
-            return sorted(os.path.basename(name) for name in everything if os.path.dirname(name) == path != name)
+            cut = len(_beneath(path))
+            return sorted(name[cut:] for name in _entries(self._names.keys() | self._directories, path))
 
     def exists(self, path: str) -> bool:
         with self._lock:
@@ -312,7 +324,7 @@ class FaultyDisk:
 
     def sizes(self, path: str) -> dict[str, int]:
         with self._lock:
-            beneath = path.rstrip("/") + "/"
+            beneath = _beneath(path)
             return {name: len(file.live) for name, file in self._names.items() if name.startswith(beneath)}
 
     def free_bytes(self, path: str) -> int:
