@@ -8,6 +8,8 @@ COVERAGE_MIN ?= 100
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+FILES ?=
+SURVIVORS ?=
 JOBS ?= auto
 
 SHELL = /bin/sh
@@ -34,6 +36,8 @@ help: ## this list
 	@echo "  PYTHON=python3.12     the Python of new environments (default: the best one found)"
 	@echo "  TORCH=torch==2.9.1    another PyTorch than requirements/torch.txt names"
 	@echo "  JOBS=1                how many tests run at once (default: one on each core)"
+	@echo "  FILES=groupstate/core/evict.py    whose mutants to try (default: those of files that changed since they were)"
+	@echo "  SURVIVORS=1           only those of them that survived, after tests were added"
 	@echo "  DEMO_ARGS, BENCH_ARGS, PYTEST_ARGS    passed on"
 
 .PHONY: demo
@@ -90,6 +94,10 @@ test-vllm-long: .venv-vllm/.installed ## 2,000 sessions on real vLLM
 	@.venv-vllm/bin/python -m pytest --no-header -m 'vllm and long' --timeout=3600 -o faulthandler_timeout=3600 \
 		$(PYTEST_ARGS) tests/vllm
 
+.PHONY: mutants
+mutants: .venv-mutants/.installed ## change the core in small ways: a test must fail for each; hours for all of it
+	@.venv-mutants/bin/python -m tools.mutants --jobs $(JOBS) $(if $(SURVIVORS),--survivors) $(FILES)
+
 .PHONY: bench
 bench: .venv/.installed ## measure, and print how
 	@.venv/bin/python -m benchmarks $(BENCH_ARGS)
@@ -132,6 +140,11 @@ clean: ## remove environments, caches and build products
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts -r requirements/vllm-test.txt
 	@.venv-vllm/bin/pip install -qq --no-deps -r requirements/no-deps.txt
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts $(package) --editable .
+	@touch $@
+
+.venv-mutants/.installed: $(PINS) requirements/test.txt requirements/mutants.txt
+	@tools/make-venv .venv-mutants $(PYTHON)
+	@$(call install,.venv-mutants,-r requirements/mutants.txt)
 	@touch $@
 
 .venv-%/.installed: $(PINS) requirements/test.txt pyproject.toml

@@ -12,13 +12,14 @@ from groupstate.core.evict import (
     Judgement,
     Missing,
     credit_of,
+    is_doomed,
     is_flat,
     judged,
     newly_stale,
     reasons_of,
 )
 from groupstate.core.group import Group
-from groupstate.core.rules import Rules, recorded_rules
+from groupstate.core.rules import PerDataset, Rules, recorded_rules
 from groupstate.errors import MissingMetric
 from groupstate.testing.notation import play
 
@@ -296,6 +297,15 @@ def test_groups_in_flight_and_groups_sampled_are_not_judged() -> None:
     assert judged(story.book, rules, story.book.groups.values(), demand=None) == Judgement((), (), ())
 
 
+def test_what_is_not_judged_keeps_nothing_behind_it_from_being_judged() -> None:
+    story = play(
+        "submit a/1", "submit v/1 partition=val", "start v", "finish v acc=1", "submit g/1", "start g", "fail g"
+    )
+    candidates = [story.group("a"), story.group("v"), story.group("g")]
+
+    assert [e.group_id for e in judged(story.book, Rules(), candidates, demand=None).evictions] == ["g"]
+
+
 # Lag -------------------------------------------------------------------------------------------------
 
 
@@ -421,6 +431,18 @@ def test_a_group_is_flat_by_its_range_and_not_by_a_deviation(values: list[float]
 )
 def test_a_range_of_exactly_the_tolerance_is_flat(tolerance: float, flat: bool) -> None:
     assert is_flat(flat_group("acc=0.25", "acc=0.75"), Rules(filter_metric="acc", tolerance=tolerance)) is flat
+
+
+@pytest.mark.parametrize("spread", ["range", "std"])
+@pytest.mark.parametrize(("dataset", "shared"), [("math", 0.25), ("code", None)])
+def test_the_tolerance_is_that_of_the_groups_dataset(spread: Any, dataset: str, shared: float | None) -> None:
+    rules = Rules(filter_metric="acc", spread=spread, datasets={"math": PerDataset(tolerance=0.5)})
+    story = play(
+        f"submit g/2 dataset={dataset}", "start g", "finish g.0 acc=0.25", "finish g.1 acc=0.75", controlled=False
+    )
+    evictions = judged(story.book, rules, [story.group("g")], demand=None).evictions
+
+    assert [e.shared_value for e in evictions] == ([] if shared is None else [shared])
 
 
 @pytest.mark.parametrize(("on_singleton", "flat"), [("keep", False), ("evict", True)])
@@ -690,6 +712,18 @@ def test_a_group_that_starts_over_is_no_longer_sampleable_when_credit_is_counted
     assert [(event.group_id, event.credit) for event in story.events(ev.GroupEvicted)] == [("empty", 1)]
 
 
+@pytest.mark.parametrize(("demand", "credit"), [(1, 0), (2, 1)])
+def test_each_group_that_starts_over_is_one_less_that_is_sampleable(demand: int, credit: int) -> None:
+    rules = Rules(mode="sync", requeues_max=1)
+    story = sync_story("submit e/1", "start e", "cancel e", good=1)
+    for name in ("a", "b"):
+        story.tell(f"submit {name}/2", f"start {name}", f"finish {name}.0 acc=1", f"fail {name}.1")
+    judgement = judged(story.book, rules, [story.group(name) for name in "abe"], demand=demand)
+
+    assert [requeue.group_id for requeue in judgement.requeues] == ["a", "b"]
+    assert [(evict.group_id, evict.credit) for evict in judgement.evictions] == [("e", credit)]
+
+
 def test_groups_are_judged_in_the_order_in_which_they_last_ended() -> None:
     story = play(
         "submit a/1", "submit b/1", "submit c/1", "start a", "start b", "fail a", "fail b", "requeue a", "start a",
@@ -708,6 +742,13 @@ def test_a_group_is_not_doomed_by_its_age_where_its_tokens_count() -> None:
     story.tell("start g.0", "finish g reward=1 versions=0,3")
 
     assert story.ready() == ["g"]
+
+
+@pytest.mark.parametrize("doomed", [True, False])
+def test_a_group_whose_sessions_fail_is_doomed_only_where_the_rules_cancel_doomed_groups(doomed: bool) -> None:
+    story = play("submit g/2", "start g", "fail g.0")
+
+    assert is_doomed(story.group("g"), 0, Rules(cancel_doomed=doomed)) is doomed
 
 
 def test_doomed_groups_end_oldest_first() -> None:

@@ -1,0 +1,408 @@
+"""Mutation testing of `groupstate/core`: mutmut changes the code in small ways, and a test has to fail for each.
+
+Rule 1: a file at a time, and what it gave is kept before the next begins, so a run can be stopped and goes on later.
+Rule 2: twice. First the tests that are about the file, which are few and fast. What lives on then meets all tests of
+the core but the slow ones (`SLOW`). So a mutant that only they would kill counts as one that survives.
+Rule 3: a survivor has a reason, written by hand into the results. It goes with the change, not with mutmut's number.
+"""
+
+import argparse
+import difflib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "tests" / "mutants" / "results.toml"
+PAGE = ROOT / "docs" / "testing.md"
+WORK = ROOT / ".cache" / "mutants"
+BEGIN = "<!-- generated from tests/mutants/results.toml by `make mutants`; edits are overwritten -->"
+END = "<!-- end of what is generated from the results -->"
+
+TESTS: Mapping[str, tuple[str, ...]] = {
+    "evict": ("core/test_evict.py", "core/test_doomed.py", "core/test_datasets.py"),
+    "supply": ("core/test_supply.py", "core/test_targets.py"),
+    "rules": ("core/test_rules.py", "core/test_rule_problems.py"),
+    "rule_problems": ("core/test_rule_problems.py", "core/test_rules.py"),
+    "select": ("core/test_select.py",),
+    "custom": ("core/test_custom.py",),
+    "presets": ("core/test_presets.py",),
+    "group": ("core/test_group.py",),
+    "book_checks": ("core/test_book.py", "core/test_group.py"),
+    "book": ("core/test_book.py",),
+    "frontier": ("core/test_frontier.py",),
+    "phases": ("core/test_phases.py",),
+    "held": ("core/test_book.py", "core/test_datasets.py", "core/test_metrics.py"),
+    "shelf": ("core/test_snapshot.py", "core/test_book.py"),
+    "snapshot": ("core/test_snapshot.py",),
+    "spread": ("core/test_spread.py",),
+    "arguments": ("core/test_arguments.py",),
+    "prompt": ("core/test_prompt.py",),
+    "tracked": ("core/test_invariants.py",),
+    "metrics": ("core/test_metrics.py",),
+    "trajectory": ("core/test_trajectory.py",),
+    "invariants": ("core/test_invariants.py",),
+    "typed_settings": ("core/test_rules.py", "core/test_rule_problems.py", "runtime/test_settings.py"),
+    "near": ("inspect/test_words.py", "runtime/test_settings.py"),
+    "explain": ("core/test_explain.py",),
+}
+"""The modules of the core in which mutmut finds something to change, rules and decisions first, with the tests that are
+about each. It changes nothing outside of functions, such as a table, and no decorated function."""
+
+SLOW = (
+    "core/test_plain_rules.py",
+    "core/test_tallies.py",
+    "core/test_histories.py",
+    "core/test_rule_invariants.py",
+)
+"""Left out, for what they take: random runs of seconds each. The rules' plain model is among them."""
+
+CONFIGURATION = """
+[tool.mutmut]
+source_paths = ["groupstate"]
+only_mutate = [{mutated}]
+also_copy = ["docs"]
+pytest_add_cli_args_test_selection = [{selection}]
+pytest_add_cli_args = [{arguments}]
+track_dependencies = false
+use_git_change_detection = false
+timeout_multiplier = 8.0
+"""
+SELECTED = ("-m", "not long and not crash and not vllm")
+# mutmut starts pytest anew for each mutant: only the plugins that the tests need, none that collects garbage, and
+# no timers for each test, since mutmut has one of its own.
+PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
+UNUSED = ("cacheprovider", "unraisableexception", "threadexception")
+ARGUMENTS = (
+    "-q",
+    "--no-header",
+    "--hypothesis-profile=mutants",
+    "--timeout=0",
+    "-o",
+    "faulthandler_timeout=0",
+    *(word for name in UNUSED for word in ("-p", f"no:{name}")),
+    *(word for name in PLUGINS for word in ("-p", name)),
+)
+
+KILLED = {1, 3}
+"""Exit codes of pytest for tests that fail, and for an error within it."""
+TIMED_OUT = {-24, -9, 24, 36, 152, 255}
+"""mutmut's, for a mutant whose tests took several times as long as they do: it loops, or waits for ever."""
+
+STRING = re.compile(r"""(?P<quote>["'])(?P<body>(?:\\.|(?!(?P=quote)).)*)(?P=quote)""")
+TEXT = "only the words of a message: tests hold what it is about, not every letter"
+
+
+@attrs.frozen
+class Mutant:
+    function: str
+    """The function that it changes, `Class.method` for a method."""
+    change: str
+    """The lines that it changes, before and after, as one line; where several are alike, which of them."""
+    text: bool
+    """Whether it only changes a string that has a space in it, which makes it a sentence for people."""
+
+
+@attrs.frozen
+class Survivor:
+    name: str
+    """mutmut's, for this source of the file."""
+    function: str
+    change: str
+    reason: str
+
+
+@attrs.frozen
+class FileResult:
+    """What became of the mutants of one file."""
+
+    path: str
+    source: str
+    """Digest of the file that was mutated."""
+    commit: str
+    date: str
+    minutes: float
+    mutants: int
+    killed: int
+    """Those that ran out of time among them."""
+    timeouts: int
+    texts: int
+    texts_killed: int
+    survivors: tuple[Survivor, ...]
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def read_results(text: str) -> dict[str, FileResult]:
+    """By path, in the order of the results file."""
+    results = {}
+    for table in tomllib.loads(text).get("file", []):
+        survivors = tuple(Survivor(**survivor) for survivor in table.pop("survivor", []))
+        results[table["path"]] = FileResult(**table, survivors=survivors)
+    return results
+
+
+def written(results: Iterable[FileResult]) -> str:
+    """The results as TOML. A string of JSON is one of TOML too."""
+    lines = ["# Written by `make mutants`; the reasons are written by hand and kept while the change stays the same."]
+    for result in results:
+        lines += ["", "[[file]]", *_pairs(attrs.asdict(result, filter=lambda field, _: field.name != "survivors"))]
+        for survivor in result.survivors:
+            lines += ["", "[[file.survivor]]", *_pairs(attrs.asdict(survivor))]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+
+
+def described(before: Sequence[str], after: Sequence[str], function: str) -> Mutant:
+    """The mutant that makes these lines of those."""
+    removed, added = [], []
+    for line in difflib.ndiff(before, after):
+        if line.startswith("- "):
+            removed.append(line[2:].strip())
+        elif line.startswith("+ "):
+            added.append(line[2:].strip())
+    old, new = " ".join(removed), " ".join(added)
+    place = 0
+    while place < len(before) and before[place] == after[place]:
+        place += 1
+    alike = [line.strip() for line in before].count(before[place].strip())
+    which = f" (number {[line.strip() for line in before[: place + 1]].count(before[place].strip())} of {alike})"
+    return Mutant(function, f"{old} -> {new}{which if alike > 1 else ''}", is_text(old, new))
+
+
+def is_text(before: str, after: str) -> bool:
+    """Whether only a string with a space in it differs, by its capital letters or by XX at both ends."""
+    for found in STRING.finditer(before):
+        head, body, tail = before[: found.start("body")], found["body"], before[found.end("body") :]
+        if " " in body and after.startswith(head) and after.endswith(tail):
+            changed = after[len(head) : len(after) - len(tail)]
+            if changed != body and (changed == f"XX{body}XX" or changed.casefold() == body.casefold()):
+                return True
+    return False
+
+
+def mutants_of(folder: Path, module: str) -> dict[str, Mutant]:
+    """Every mutant that mutmut made of a module, by its name there."""
+    made = folder / "mutants" / "groupstate" / "core" / f"{module}.py"
+    lines = made.read_text(encoding="utf-8").splitlines()
+    spans = json.loads(Path(f"{made}.spans").read_text(encoding="utf-8"))["spans"]
+    mutants = {}
+    for name, (first, last) in spans.items():
+        mangled, _, number = name.rpartition("__mutmut_")
+        if number != "orig":
+            start, end = spans[f"{mangled}__mutmut_orig"]
+            function = mangled.removeprefix("x_").removeprefix("xǁ").replace("ǁ", ".")
+            # The first line of each has its name, which is another.
+            before, after = (
+                [line.replace(key, mangled) for line in lines[begin - 1 : stop]]
+                for key, begin, stop in ((f"{mangled}__mutmut_orig", start, end), (name, first, last))
+            )
+            mutants[f"groupstate.core.{module}.{name}"] = described(before, after, function)
+    return mutants
+
+
+def exit_codes(folder: Path, module: str) -> dict[str, int | None]:
+    meta = folder / "mutants" / "groupstate" / "core" / f"{module}.py.meta"
+    codes: dict[str, int | None] = json.loads(meta.read_text(encoding="utf-8"))["exit_code_by_key"]
+    return codes
+
+
+def run_mutmut(module: str, folder: Path, selection: Sequence[str], names: Sequence[str], jobs: int) -> dict[str, int]:
+    """What pytest ended with for each of these mutants, or for all of the module."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for part in ("groupstate", "tests", "docs"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    own = CONFIGURATION.format(
+        mutated=json.dumps(f"groupstate/core/{module}.py"),
+        selection=json.dumps([*selection, *SELECTED])[1:-1],
+        arguments=json.dumps(ARGUMENTS)[1:-1],
+    )
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (folder / "pyproject.toml").write_text(project + own, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    command = [str(Path(sys.executable).parent / "mutmut"), "run", "--max-children", str(jobs), *names]
+    with (folder / "log").open("wb") as log:
+        ended = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    codes = {name: code for name, code in exit_codes(folder, module).items() if not names or name in names}
+    undone = [name for name, code in codes.items() if code is None]
+    if ended.returncode or undone:
+        raise SystemExit(f"mutmut didn't try {len(undone)} of {len(codes)} mutants of {module}: see {folder / 'log'}")
+    return {name: code for name, code in codes.items() if code is not None}
+
+
+def tried(module: str, reasons: Mapping[tuple[str, str], str], jobs: int) -> FileResult:
+    """Every mutant of one module, in both passes."""
+    path, began = ROOT / "groupstate" / "core" / f"{module}.py", time.monotonic()
+    codes = run_mutmut(module, WORK / module / "near", near_tests(module), [], jobs)
+    if alive := [name for name, code in codes.items() if code not in KILLED | TIMED_OUT]:
+        left_out = [f"--ignore=tests/{name}" for name in (*TESTS[module], *SLOW)]
+        codes |= run_mutmut(module, WORK / module / "all", ["tests/core", *left_out], alive, jobs)
+    mutants = mutants_of(WORK / module / "near", module)
+    return counted(path, mutants, codes, reasons, minutes=round((time.monotonic() - began) / 60, 1))
+
+
+def near_tests(module: str) -> list[str]:
+    return [f"tests/{name}" for name in TESTS[module]]
+
+
+def tried_again(module: str, result: FileResult, jobs: int) -> FileResult:
+    """The same without those of the survivors that the tests about the file kill by now: the file has not changed."""
+    names = [f"groupstate.core.{module}.{one.name}" for one in result.survivors]
+    codes = run_mutmut(module, WORK / module / "again", near_tests(module), names, jobs)
+    mutants = mutants_of(WORK / module / "again", module)
+    killed = {name.rpartition(".")[2] for name, code in codes.items() if code in KILLED | TIMED_OUT}
+    return attrs.evolve(
+        result,
+        commit=_git("rev-parse", "--short", "HEAD"),
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        killed=result.killed + len(killed),
+        timeouts=result.timeouts + sum(code in TIMED_OUT for code in codes.values()),
+        texts_killed=result.texts_killed + sum(mutants[f"groupstate.core.{module}.{name}"].text for name in killed),
+        survivors=tuple(one for one in result.survivors if one.name not in killed),
+    )
+
+
+def counted(
+    path: Path,
+    mutants: Mapping[str, Mutant],
+    codes: Mapping[str, int],
+    reasons: Mapping[tuple[str, str], str],
+    *,
+    minutes: float,
+) -> FileResult:
+    killed = {name for name, code in codes.items() if code in KILLED | TIMED_OUT}
+    texts = {name for name in codes if mutants[name].text}
+    survivors = []
+    for name in codes.keys() - killed:
+        mutant = mutants[name]
+        reason = reasons.get((mutant.function, mutant.change), TEXT if mutant.text else "")
+        survivors.append(Survivor(name.rpartition(".")[2], mutant.function, mutant.change, reason))
+    return FileResult(
+        path=path.relative_to(ROOT).as_posix(),
+        source=digest(path),
+        commit=_git("rev-parse", "--short", "HEAD"),
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        minutes=minutes,
+        mutants=len(codes),
+        killed=len(killed),
+        timeouts=sum(code in TIMED_OUT for code in codes.values()),
+        texts=len(texts),
+        texts_killed=len(texts & killed),
+        survivors=tuple(sorted(survivors, key=lambda one: (one.function, one.change))),
+    )
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def is_behind(module: str, results: Mapping[str, FileResult]) -> bool:
+    """Whether a module hasn't been tried as it is today."""
+    path = f"groupstate/core/{module}.py"
+    return path not in results or results[path].source != digest(ROOT / path)
+
+
+def table(results: Mapping[str, FileResult]) -> str:
+    """A row for each module, those that haven't been tried too, and their sum."""
+    rows = [
+        "| file | mutants | killed | survive | killed | without texts | minutes | tried |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for module in TESTS:
+        if result := results.get(f"groupstate/core/{module}.py"):
+            changed = ", has changed since" if is_behind(module, results) else ""
+            rows.append(f"| `{module}.py` | {_figures([result])} | {result.date}, `{result.commit}`{changed} |")
+        else:
+            rows.append(f"| `{module}.py` | | | | | | | not yet |")
+    return "\n".join([*rows, f"| all that were tried | {_figures(list(results.values()))} | |"])
+
+
+def _figures(results: Sequence[FileResult]) -> str:
+    mutants, killed = sum(one.mutants for one in results), sum(one.killed for one in results)
+    without = mutants - sum(one.texts for one in results), killed - sum(one.texts_killed for one in results)
+    minutes = sum(one.minutes for one in results)
+    shares = " | ".join(f"{100 * part / whole:.1f} %" if whole else "" for whole, part in ((mutants, killed), without))
+    return f"{mutants:,} | {killed:,} | {mutants - killed:,} | {shares} | {minutes:.0f}"
+
+
+def rewritten(page: str, results: Mapping[str, FileResult]) -> str:
+    """The page with the table as the results have it today."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE.name} has lost one of its two markers:\n{BEGIN}\n{END}")
+    return f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}"
+
+
+def save(results: Mapping[str, FileResult]) -> None:
+    in_order = [results[path] for path in (f"groupstate/core/{module}.py" for module in TESTS) if path in results]
+    RESULTS.write_text(written(in_order), encoding="utf-8")
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+def without_reason(results: Mapping[str, FileResult]) -> list[str]:
+    return [
+        f"{result.path}: {survivor.function}: {survivor.change}"
+        for result in results.values()
+        for survivor in result.survivors
+        if not survivor.reason
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Mutation testing of groupstate/core.")
+    parser.add_argument("files", nargs="*", help="groupstate/core/NAME.py; default: all that changed since their last")
+    parser.add_argument("--survivors", action="store_true", help="only those that survived, after tests were added")
+    parser.add_argument("--jobs", default="auto", help="mutants at a time; default: one on each core")
+    options = parser.parse_args()
+    if unknown := [file for file in options.files if Path(file).stem not in TESTS]:
+        parser.error(f"no mutants are made of {unknown[0]}; there are {', '.join(TESTS)}")
+    jobs = os.cpu_count() or 1 if options.jobs == "auto" else int(options.jobs)
+
+    results = read_results(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    chosen = [Path(file).stem for file in options.files]
+    if options.survivors:
+        tries = [one for one in chosen or TESTS if not is_behind(one, results) and survivors_of(one, results)]
+    else:
+        tries = chosen or [one for one in TESTS if is_behind(one, results)]
+    for module in tries:
+        path = f"groupstate/core/{module}.py"
+        if options.survivors:
+            result = tried_again(module, results[path], jobs)
+        else:
+            known = {(one.function, one.change): one.reason for one in survivors_of(module, results) if one.reason}
+            result = tried(module, known, jobs)
+        results[path] = result
+        save(results)
+        print(f"{path}: {result.mutants} mutants, {result.mutants - result.killed} survive", flush=True)
+    if missing := without_reason(results):
+        raise SystemExit(
+            "These survive. Kill them with a test, or write a reason into the results:\n" + "\n".join(missing)
+        )
+
+
+def survivors_of(module: str, results: Mapping[str, FileResult]) -> tuple[Survivor, ...]:
+    path = f"groupstate/core/{module}.py"
+    return results[path].survivors if path in results else ()
+
+
+if __name__ == "__main__":
+    main()
