@@ -32,13 +32,13 @@ END = "<!-- end of what is generated from the results -->"
 
 TESTS: Mapping[str, tuple[str, ...]] = {
     "evict": ("core/test_evict.py", "core/test_doomed.py", "core/test_datasets.py"),
-    "supply": ("core/test_supply.py", "core/test_targets.py"),
-    "rules": ("core/test_rules.py", "core/test_rule_problems.py"),
+    "supply": ("core/test_supply.py", "core/test_targets.py", "core/test_datasets.py"),
+    "rules": ("core/test_rules.py", "core/test_rule_problems.py", "core/test_datasets.py"),
     "rule_problems": ("core/test_rule_problems.py", "core/test_rules.py"),
-    "select": ("core/test_select.py",),
+    "select": ("core/test_select.py", "core/test_datasets.py"),
     "custom": ("core/test_custom.py",),
     "presets": ("core/test_presets.py",),
-    "group": ("core/test_group.py",),
+    "group": ("core/test_group.py", "core/test_requeues.py"),
     "book_checks": ("core/test_book.py", "core/test_group.py"),
     "book": ("core/test_book.py",),
     "frontier": ("core/test_frontier.py",),

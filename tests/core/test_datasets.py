@@ -243,6 +243,24 @@ def test_evictions_of_one_dataset_are_made_up_for_within_the_tolerance(
     assert a.kept / (a.kept + b.kept) == pytest.approx(kept, abs=0.002)
 
 
+@pytest.mark.parametrize(("tolerance", "drawn"), [(0.1, "a"), (0.04, "b")])
+def test_what_may_be_submitted_of_a_dataset_is_its_share_and_the_tolerance(tolerance: float, drawn: str) -> None:
+    rules = Rules(datasets={"a": PerDataset(share=0.5)}, share_tolerance=tolerance)
+    book = Book()
+    book.uses = {"a": DatasetUse(submitted=6, evicted=6), "b": DatasetUse(submitted=4)}
+
+    assert next_dataset(book, rules, ["a", "b"]) == drawn
+
+
+@pytest.mark.parametrize(("a", "b", "drawn"), [(1, 0, "b"), (3, 1, "a"), (4, 1, "b"), (3, 0, "b")])
+def test_the_next_prompt_is_of_what_is_furthest_below_its_share_of_one_more(a: int, b: int, drawn: str) -> None:
+    rules = Rules(datasets={"a": PerDataset(share=0.75)}, share_tolerance=1.0)
+    book = Book()
+    book.uses = {"a": DatasetUse(submitted=a), "b": DatasetUse(submitted=b)}
+
+    assert next_dataset(book, rules, ["b", "a"]) == drawn
+
+
 def test_without_datasets_that_may_be_drawn_there_is_no_next_one() -> None:
     assert next_dataset(play().book, Rules(), []) is None
 

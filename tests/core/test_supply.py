@@ -42,6 +42,17 @@ def test_once_the_demand_is_met_nothing_is_refilled() -> None:
     assert (unmet, refills_now(story.book, SYNC)) == (3, 0)
 
 
+@pytest.mark.parametrize(("limit", "left"), [(2, 0), (3, 0), (4, 1), (5, 2)])
+def test_what_may_yet_be_generated_for_the_batch_bounds_all_that_is_started(limit: int, left: int) -> None:
+    story = owing(sync_story("submit v/1 partition=val", running=2), 4)
+    story.record(ev.BatchRequested(1, "train", 9, 0))
+    rules = Rules(generated_groups_max=limit, admission=Slots(n=99))
+
+    assert refills_now(story.book, rules) == left
+    assert shortage(story.book, rules) == left
+    assert admissible(story.book, rules) == left
+
+
 @pytest.mark.parametrize(("good", "demand", "drains"), [(1, 2, False), (2, 2, True), (3, 2, True)])
 def test_a_run_drains_once_as_many_are_sampleable_as_are_wanted(good: int, demand: int, drains: bool) -> None:
     story = sync_story(good=good)
@@ -321,6 +332,14 @@ def test_nothing_is_admitted_while_a_batch_drains() -> None:
 
     assert before == 2
     assert admissible(story.book, replace(SYNC, admission=Slots(n=4))) == 0
+
+
+def test_what_ended_without_a_trajectory_takes_up_its_place_until_it_is_judged() -> None:
+    story = sync_story("submit v/1 partition=val", "start v", "fail v")
+    before = admissible(story.book, Rules(admission=Slots(n=4)))
+    story.tell("submit a/1", "start a", "fail a", "submit b/1", "start b", "fail b")
+
+    assert (before, admissible(story.book, Rules(admission=Slots(n=4)))) == (4, 2)
 
 
 def test_a_rollout_is_given_prompts_only_while_it_runs() -> None:

@@ -161,6 +161,15 @@ def test_refills_that_are_owed_count_for_the_version_that_they_will_be_made_for(
     assert len(targets(story)) == 4
 
 
+def test_a_refill_that_is_owed_for_a_version_to_come_counts_for_that_one() -> None:
+    rules = Rules(**FIELDS, refill_multiple=2)
+    story = play("submit a/1 target=1", "submit b/1 target=1", "submit c/1", "submit d/1", rules=rules, source=SOURCE)
+    story.tell("start a", "fail a")
+
+    assert len(story.book.credits) == 1
+    assert next_target(story.book, rules) == 2
+
+
 def test_a_group_in_flight_may_end_and_is_stale_then() -> None:
     story = play("submit a/1", "start a", "publish 1", rules=EXACT)
     before = story.phase("a")
