@@ -137,6 +137,27 @@ def test_a_reason_stays_with_its_change_and_texts_have_theirs() -> None:
     assert mutants.without_reason({one.path: one}) == [f"{one.path}: f: b -> c"]
 
 
+def test_survivors_that_a_test_kills_by_now_are_counted_as_killed() -> None:
+    survivors = (
+        Survivor("1", "f", "a -> b", ""),
+        Survivor("2", "f", '"a b" -> "A B"', mutants.TEXT),
+        Survivor("3", "f", "c -> d", ""),
+        Survivor("4", "f", "d -> e", "the same"),
+    )
+    before = result(mutants=40, killed=36, texts=10, texts_killed=9, timeouts=0, survivors=survivors)
+    made = {
+        f"groupstate.core.evict.{one.name}": Mutant(one.function, one.change, one.change.startswith(chr(34)))
+        for one in survivors
+    }
+    codes = {"groupstate.core.evict.1": 1, "groupstate.core.evict.2": -24, "groupstate.core.evict.3": 0}
+
+    after = mutants.without_killed(before, made, codes)
+
+    assert (after.mutants, after.killed, after.timeouts, after.texts_killed) == (40, 38, 1, 10)
+    assert after.survivors == survivors[2:]
+    assert mutants.unexplained("evict", {after.path: after}) == [survivors[2]]
+
+
 def test_a_file_that_changed_or_was_never_tried_is_behind() -> None:
     path = "groupstate/core/evict.py"
 

@@ -1,8 +1,8 @@
 """Mutation testing of `groupstate/core`: mutmut changes the code in small ways, and a test has to fail for each.
 
 Rule 1: a file at a time, and what it gave is kept before the next begins, so a run can be stopped and goes on later.
-Rule 2: twice. First the tests that are about the file, which are few and fast. What lives on then meets all tests of
-the core but the slow ones (`SLOW`). So a mutant that only they would kill counts as one that survives.
+Rule 2: first the tests that are about a file, which are few and fast. At the end, what they let live in any file meets
+all tests of the core but the slow ones (`SLOW`): a mutant that only those would kill counts as one that survives.
 Rule 3: a survivor has a reason, written by hand into the results. It goes with the change, not with mutmut's number.
 """
 
@@ -223,59 +223,74 @@ def exit_codes(folder: Path, module: str) -> dict[str, int | None]:
     return codes
 
 
-def run_mutmut(module: str, folder: Path, selection: Sequence[str], names: Sequence[str], jobs: int) -> dict[str, int]:
-    """What pytest ended with for each of these mutants, or for all of the module."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for part in ("groupstate", "tests", "docs"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    own = CONFIGURATION.format(
-        mutated=json.dumps(f"groupstate/core/{module}.py"),
-        selection=json.dumps([*selection, *SELECTED])[1:-1],
-        arguments=json.dumps(ARGUMENTS)[1:-1],
-    )
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (folder / "pyproject.toml").write_text(project + own, encoding="utf-8")
+def run_mutmut(
+    modules: Sequence[str], folder: Path, selection: Sequence[str], names: Sequence[str], jobs: int
+) -> dict[str, int]:
+    """What pytest ended with for each of these mutants, or for all of the modules."""
+    prepare(folder, modules, selection)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = [str(Path(sys.executable).parent / "mutmut"), "run", "--max-children", str(jobs), *names]
     with (folder / "log").open("wb") as log:
         ended = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
-    codes = {name: code for name, code in exit_codes(folder, module).items() if not names or name in names}
+    every = {name: code for module in modules for name, code in exit_codes(folder, module).items()}
+    codes = {name: every[name] for name in names or every}
     undone = [name for name, code in codes.items() if code is None]
     if ended.returncode or undone:
-        raise SystemExit(f"mutmut didn't try {len(undone)} of {len(codes)} mutants of {module}: see {folder / 'log'}")
+        raise SystemExit(f"mutmut didn't try {len(undone)} of {len(codes)} mutants: see {folder / 'log'}")
     return {name: code for name, code in codes.items() if code is not None}
 
 
+def prepare(folder: Path, modules: Sequence[str], selection: Sequence[str]) -> None:
+    """A copy of what mutmut works on, with its settings."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for part in ("groupstate", "tests", "docs"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    own = CONFIGURATION.format(
+        mutated=json.dumps([path_of(module) for module in modules])[1:-1],
+        selection=json.dumps([*selection, *SELECTED])[1:-1],
+        arguments=json.dumps(ARGUMENTS)[1:-1],
+    )
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (folder / "pyproject.toml").write_text(project + own, encoding="utf-8")
+
+
+def path_of(module: str) -> str:
+    return f"groupstate/core/{module}.py"
+
+
 def tried(module: str, reasons: Mapping[tuple[str, str], str], jobs: int) -> FileResult:
-    """Every mutant of one module, in both passes."""
-    path, began = ROOT / "groupstate" / "core" / f"{module}.py", time.monotonic()
-    codes = run_mutmut(module, WORK / module / "near", near_tests(module), [], jobs)
-    if alive := [name for name, code in codes.items() if code not in KILLED | TIMED_OUT]:
-        left_out = [f"--ignore=tests/{name}" for name in (*TESTS[module], *SLOW)]
-        codes |= run_mutmut(module, WORK / module / "all", ["tests/core", *left_out], alive, jobs)
-    mutants = mutants_of(WORK / module / "near", module)
-    return counted(path, mutants, codes, reasons, minutes=round((time.monotonic() - began) / 60, 1))
+    """Every mutant of one module, by the tests that are about it."""
+    began, folder = time.monotonic(), WORK / module
+    codes = run_mutmut([module], folder, [f"tests/{name}" for name in TESTS[module]], [], jobs)
+    minutes = round((time.monotonic() - began) / 60, 1)
+    return counted(ROOT / path_of(module), mutants_of(folder, module), codes, reasons, minutes=minutes)
 
 
-def near_tests(module: str) -> list[str]:
-    return [f"tests/{name}" for name in TESTS[module]]
+def tried_again(modules: Sequence[str], results: Mapping[str, FileResult], jobs: int) -> dict[str, FileResult]:
+    """The results of modules without those of their unexplained survivors that a test of the core kills."""
+    names = [f"groupstate.core.{module}.{one.name}" for module in modules for one in unexplained(module, results)]
+    codes = run_mutmut(
+        modules, WORK / "again", ["tests/core", *(f"--ignore=tests/{name}" for name in SLOW)], names, jobs
+    )
+    return {
+        path_of(module): without_killed(results[path_of(module)], mutants_of(WORK / "again", module), codes)
+        for module in modules
+    }
 
 
-def tried_again(module: str, result: FileResult, jobs: int) -> FileResult:
-    """The same without those of the survivors that the tests about the file kill by now: the file has not changed."""
-    names = [f"groupstate.core.{module}.{one.name}" for one in result.survivors]
-    codes = run_mutmut(module, WORK / module / "again", near_tests(module), names, jobs)
-    mutants = mutants_of(WORK / module / "again", module)
-    killed = {name.rpartition(".")[2] for name, code in codes.items() if code in KILLED | TIMED_OUT}
+def without_killed(result: FileResult, mutants: Mapping[str, Mutant], codes: Mapping[str, int]) -> FileResult:
+    """A result after some of its survivors were tried again."""
+    found = {name: codes[name] for name in mutants if codes.get(name) in KILLED | TIMED_OUT}
+    killed = {name.rpartition(".")[2] for name in found}
     return attrs.evolve(
         result,
         commit=_git("rev-parse", "--short", "HEAD"),
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         killed=result.killed + len(killed),
-        timeouts=result.timeouts + sum(code in TIMED_OUT for code in codes.values()),
-        texts_killed=result.texts_killed + sum(mutants[f"groupstate.core.{module}.{name}"].text for name in killed),
+        timeouts=result.timeouts + sum(code in TIMED_OUT for code in found.values()),
+        texts_killed=result.texts_killed + sum(mutants[name].text for name in found),
         survivors=tuple(one for one in result.survivors if one.name not in killed),
     )
 
@@ -316,7 +331,7 @@ def _git(*words: str) -> str:
 
 def is_behind(module: str, results: Mapping[str, FileResult]) -> bool:
     """Whether a module hasn't been tried as it is today."""
-    path = f"groupstate/core/{module}.py"
+    path = path_of(module)
     return path not in results or results[path].source != digest(ROOT / path)
 
 
@@ -327,7 +342,7 @@ def table(results: Mapping[str, FileResult]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for module in TESTS:
-        if result := results.get(f"groupstate/core/{module}.py"):
+        if result := results.get(path_of(module)):
             changed = ", has changed since" if is_behind(module, results) else ""
             rows.append(f"| `{module}.py` | {_figures([result])} | {result.date}, `{result.commit}`{changed} |")
         else:
@@ -353,9 +368,18 @@ def rewritten(page: str, results: Mapping[str, FileResult]) -> str:
 
 
 def save(results: Mapping[str, FileResult]) -> None:
-    in_order = [results[path] for path in (f"groupstate/core/{module}.py" for module in TESTS) if path in results]
+    in_order = [results[path] for path in map(path_of, TESTS) if path in results]
     RESULTS.write_text(written(in_order), encoding="utf-8")
     PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+def survivors_of(module: str, results: Mapping[str, FileResult]) -> tuple[Survivor, ...]:
+    return results[path_of(module)].survivors if path_of(module) in results else ()
+
+
+def unexplained(module: str, results: Mapping[str, FileResult]) -> list[Survivor]:
+    """Survivors that nobody has written a reason for."""
+    return [one for one in survivors_of(module, results) if one.reason in {"", TEXT}]
 
 
 def without_reason(results: Mapping[str, FileResult]) -> list[str]:
@@ -370,7 +394,7 @@ def without_reason(results: Mapping[str, FileResult]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Mutation testing of groupstate/core.")
     parser.add_argument("files", nargs="*", help="groupstate/core/NAME.py; default: all that changed since their last")
-    parser.add_argument("--survivors", action="store_true", help="only those that survived, after tests were added")
+    parser.add_argument("--survivors", action="store_true", help="only those that survived, say after tests were added")
     parser.add_argument("--jobs", default="auto", help="mutants at a time; default: one on each core")
     options = parser.parse_args()
     if unknown := [file for file in options.files if Path(file).stem not in TESTS]:
@@ -379,29 +403,24 @@ def main() -> None:
 
     results = read_results(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     chosen = [Path(file).stem for file in options.files]
-    if options.survivors:
-        tries = [one for one in chosen or TESTS if not is_behind(one, results) and survivors_of(one, results)]
-    else:
-        tries = chosen or [one for one in TESTS if is_behind(one, results)]
-    for module in tries:
-        path = f"groupstate/core/{module}.py"
-        if options.survivors:
-            result = tried_again(module, results[path], jobs)
-        else:
-            known = {(one.function, one.change): one.reason for one in survivors_of(module, results) if one.reason}
-            result = tried(module, known, jobs)
-        results[path] = result
+    for module in [] if options.survivors else chosen or [one for one in TESTS if is_behind(one, results)]:
+        known = {(one.function, one.change): one.reason for one in survivors_of(module, results) if one.reason}
+        results[path_of(module)] = tried(module, known, jobs)
         save(results)
-        print(f"{path}: {result.mutants} mutants, {result.mutants - result.killed} survive", flush=True)
+        print(said(results[path_of(module)]), flush=True)
+    again = [one for one in chosen or TESTS if not is_behind(one, results) and unexplained(one, results)]
+    if again:
+        results |= tried_again(again, results, jobs)
+        save(results)
+        print(*(said(results[path_of(module)]) for module in again), sep="\n")
     if missing := without_reason(results):
         raise SystemExit(
             "These survive. Kill them with a test, or write a reason into the results:\n" + "\n".join(missing)
         )
 
 
-def survivors_of(module: str, results: Mapping[str, FileResult]) -> tuple[Survivor, ...]:
-    path = f"groupstate/core/{module}.py"
-    return results[path].survivors if path in results else ()
+def said(result: FileResult) -> str:
+    return f"{result.path}: {result.mutants} mutants, {result.mutants - result.killed} survive"
 
 
 if __name__ == "__main__":
