@@ -303,6 +303,23 @@ def test_rules_cannot_be_edited() -> None:
         rules.lag_max = 3  # type: ignore[misc]
 
 
+def test_changed_rules_are_the_same_but_for_what_is_named() -> None:
+    rules = Rules(lag_max=3, batch_size=2)
+
+    assert rules.changed(batch_size=5) == Rules(lag_max=3, batch_size=5)
+    assert rules.changed() == rules
+
+
+@pytest.mark.parametrize("read", [recorded_rules, rules_from_dict])
+def test_a_refusal_begins_with_what_was_read(read: Any) -> None:
+    with pytest.raises(BadSettings, match=r"^rules has no setting 'lagmax'; did you mean 'lag_max'"):
+        read({"lagmax": 3})
+    with pytest.raises(BadSettings, match=r"^rules: lag_max "):
+        read({"lag_max": "half"})
+    with pytest.raises(BadSettings, match=r"^the rules of run 7: lag_max "):
+        read({"lag_max": "half"}, "the rules of run 7")
+
+
 # Of other versions ------------------------------------------------------------------------------------
 
 
