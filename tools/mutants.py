@@ -35,7 +35,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "supply": ("core/test_supply.py", "core/test_targets.py", "core/test_datasets.py"),
     "rules": ("core/test_rules.py", "core/test_rule_problems.py", "core/test_datasets.py"),
     "rule_problems": ("core/test_rule_problems.py", "core/test_rules.py"),
-    "select": ("core/test_select.py", "core/test_datasets.py"),
+    "select": ("core/test_select.py", "core/test_datasets.py", "core/test_targets.py"),
     "custom": ("core/test_custom.py",),
     "presets": ("core/test_presets.py",),
     "group": ("core/test_group.py", "core/test_requeues.py"),
@@ -271,9 +271,11 @@ def tried(module: str, reasons: Mapping[tuple[str, str], str], jobs: int) -> Fil
 def tried_again(modules: Sequence[str], results: Mapping[str, FileResult], jobs: int) -> dict[str, FileResult]:
     """The results of modules without those of their unexplained survivors that a test of the core kills."""
     names = [f"groupstate.core.{module}.{one.name}" for module in modules for one in unexplained(module, results)]
-    codes = run_mutmut(
-        modules, WORK / "again", ["tests/core", *(f"--ignore=tests/{name}" for name in SLOW)], names, jobs
-    )
+    about = dict.fromkeys(f"tests/{name}" for module in modules for name in TESTS[module])
+    codes = run_mutmut(modules, WORK / "again", list(about), names, jobs)
+    if alive := [name for name, code in codes.items() if code not in KILLED | TIMED_OUT]:
+        others = ["tests/core", *(f"--ignore=tests/{name}" for name in SLOW)]
+        codes |= run_mutmut(modules, WORK / "others", others, alive, jobs)
     return {
         path_of(module): without_killed(results[path_of(module)], mutants_of(WORK / "again", module), codes)
         for module in modules

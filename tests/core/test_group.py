@@ -65,6 +65,85 @@ def test_a_submitted_group_waits_with_every_session_in_its_first_attempt() -> No
     assert not group.settled
 
 
+@pytest.mark.parametrize(("target", "version"), [(None, 5), (8, 8)])
+def test_a_submitted_group_holds_all_that_its_event_says(target: int | None, version: int) -> None:
+    event = ev.GroupSubmitted("g", 3, "train", 5, 1, "refill", "math", 4, PROMPT, 12, target, 1, True)
+
+    assert submitted(event, 7, 1_000) == Group(
+        group_id="g",
+        size=3,
+        phase=Phase.PENDING,
+        partition="train",
+        dataset="math",
+        stamp=5,
+        version=version,
+        aged_from=version,
+        submitted_seq=7,
+        submitted_at_ns=1_000,
+        cause="refill",
+        source_position=4,
+        prompt=PROMPT,
+        prompt_length=12,
+        target_version=target,
+        kept=(Session(),) * 3,
+        oversample=1,
+        last_seq=7,
+        last_at_ns=1_000,
+        validation_round=True,
+    )
+
+
+HISTORY: list[tuple[ev.Event, Phase]] = [
+    (failed(1, retry_in_s=1.0), Phase.PENDING),
+    (started(0), Phase.RUNNING),
+    (started(1, 2), Phase.RUNNING),
+    (failed(0), Phase.RUNNING),
+    (failed(1, 2), Phase.RUNNING),
+    (ev.GroupFailed("g"), Phase.FAILURE),
+    (ev.GroupRequeued("g"), Phase.PENDING),
+    (failed(0, 2), Phase.PENDING),
+    (started(1, 3), Phase.RUNNING),
+    (finished(1, attempt=3), Phase.RUNNING),
+    (ev.GroupFinished("g", partial=True), Phase.FINISHED),
+    (ev.BatchSampled(1, 1, "train", ("g",), 5, (0,)), Phase.SAMPLED),
+    (ev.BatchReturned(1, "closed"), Phase.FINISHED),
+    (ev.GroupEvicted("g", ("stale",), 3, 1), Phase.EVICTED),
+]
+
+
+@pytest.mark.parametrize("count", range(1, len(HISTORY) + 1))
+def test_each_event_leaves_the_phase_it_leads_to_and_when_it_came(count: int) -> None:
+    group = after(pending(), *(event for event, _ in HISTORY[:count]))
+
+    assert (group.phase, group.last_seq, group.last_at_ns) == (HISTORY[count - 1][1], 7 + count, (7 + count) * 1_000)
+
+
+def test_a_failure_stamps_when_it_came_and_when_a_retry_began() -> None:
+    group = after(pending(), started(0), failed(0, retry_in_s=1.0))
+    session = group.sessions[0]
+
+    assert (session.state, session.attempt, session.ended_at_ns, session.last_seq) == ("waiting", 2, 9_000, 9)
+
+
+@pytest.mark.parametrize(("rewound_to", "aged_from"), [(None, 5), (3, 3), (9, 5)])
+def test_a_requeue_leaves_nothing_of_what_the_group_had_become(rewound_to: int | None, aged_from: int) -> None:
+    ended = after(pending(), started(0), started(1), finished(0), failed(1), ev.GroupFailed("g", cancelled=True))
+    ended = replace(
+        ended, version=9, aged_from=9, rewound_to=rewound_to, kept_lag=2, kept_empty=True, ended_version=6, partial=True
+    )
+    again = evolve(ended, ev.GroupRequeued("g", by_rule=True), 20, 20_000)
+
+    assert again == pending(
+        kept=(Session(attempt=2, first_attempt=2, last_seq=20),) * 2,
+        aged_from=aged_from,
+        rewound_to=rewound_to,
+        requeue_count=1,
+        rule_requeue_count=1,
+        last_seq=20,
+        last_at_ns=20_000,
+    )
+
+
 def test_a_start_opens_the_attempt_and_stamps_when() -> None:
     group = after(pending(), ev.SessionStarted("g", 1, 1, weight_version=6))
 

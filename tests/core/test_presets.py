@@ -115,6 +115,12 @@ WRONG = [
         "on_stale 'wait' waits for groups at the lag bound, and lag_max is not set (max_off_policy_threshold becomes "
         "lag_max, max_off_policy_strategy becomes on_stale)",
     ),
+    (
+        Rules.windowed,
+        {"max_staleness_versions": 0, "on_stale": "wait", "max_buffered_rollouts": 64},
+        "on_stale 'wait' with lag_max 0 needs admission 'per_batch': anything else deadlocks (max_staleness_versions "
+        "becomes lag_max, max_buffered_rollouts becomes admission.ready_max)",
+    ),
     (Rules.windowed, {"stall_s": "x"}, "stall_s is 'x'; it must be a number"),
 ]
 
@@ -139,6 +145,12 @@ def test_what_is_wrong_is_told_by_the_names_that_were_written(make: Any, setting
             Rules.in_order,
             "max_staleness_versions",
             "which is for Rules.windowed; its parameters are batch_size, max_lookahead_versions",
+        ),
+        (
+            Rules.capacity,
+            "filter_groups_metric",
+            "which is for Rules.verl_sync and Rules.verl_async; its parameters are batch_size, max_head_offpolicyness, "
+            "max_concurrent_rollouts",
         ),
         (
             Rules.verl_async,

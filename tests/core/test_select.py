@@ -8,7 +8,7 @@ from groupstate.core.evict import (
     Evict,
 )
 from groupstate.core.rules import Rules
-from groupstate.core.select import held_by_stale, selected, surplus, unservable, why_not
+from groupstate.core.select import held_by_stale, is_for_now, selected, surplus, unservable, why_not
 from groupstate.core.supply import admissible
 from groupstate.testing.notation import Story, play
 
@@ -17,6 +17,7 @@ from .scenes import SYNC, owing, sync_story
 # Waiting at the bound ---------------------------------------------------------------------------------
 
 WAIT = Rules(on_stale="wait", lag_max=2, batch_size=1)
+EXACT = Rules(selection="exact_version", basis="target_version", lag_max=0, batch_size=1)
 
 
 @pytest.mark.parametrize(("version", "held"), [(1, False), (2, True), (3, True)])
@@ -225,3 +226,16 @@ def test_a_source_that_gives_nothing_any_more_is_as_good_as_exhausted() -> None:
 
 def test_validation_is_never_hopeless() -> None:
     assert unservable(sync_story("sample 3 partition=val", "exhausted").book, Rules()) is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "partition", "version", "for_now"),
+    [(Rules(), "train", 0, True), (EXACT, "train", 0, False), (EXACT, "train", 1, True), (EXACT, "val", 0, True)],
+    ids=["any version", "another version", "its version", "validation"],
+)
+def test_only_training_groups_that_are_made_for_another_version_are_not_for_now(
+    rules: Rules, partition: str, version: int, for_now: bool
+) -> None:
+    story = play(f"submit g/1 partition={partition} stamp=1", f"publish {version}")
+
+    assert is_for_now(story.book, rules, story.group("g")) is for_now
