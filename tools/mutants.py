@@ -40,7 +40,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "presets": ("core/test_presets.py",),
     "group": ("core/test_group.py", "core/test_requeues.py"),
     "book_checks": ("core/test_book.py", "core/test_group.py"),
-    "book": ("core/test_book.py",),
+    "book": ("core/test_book.py", "core/test_targets.py", "core/test_datasets.py", "core/test_requeues.py"),
     "frontier": ("core/test_frontier.py",),
     "phases": ("core/test_phases.py",),
     "held": ("core/test_book.py", "core/test_datasets.py", "core/test_metrics.py"),

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from groupstate.core import book as book_module
 from groupstate.core import events as ev
 from groupstate.core.book import MARKS_KEPT, Book, replayed
-from groupstate.core.held import Credit, Mark, OpenBatch, OpenRequest, Window
+from groupstate.core.held import Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase
-from groupstate.core.rules import Rules
+from groupstate.core.rules import RULES_VERSION, Rules
 from groupstate.errors import BadMark, DuplicateGroup, LogError, UnknownBatch, UnknownGroup
 from groupstate.testing.notation import START_NS, Story, play
+from groupstate.version import VERSION
 
 
 def done(*names: str, stamp: int = 0, size: int = 1) -> list[str]:
@@ -883,3 +885,110 @@ def test_a_replay_is_the_same_each_time_and_holds_no_payloads_to_free() -> None:
 
     assert len({replayed(records).digest() for _ in range(3)}) == 1
     assert replayed(records).released == []
+
+
+# Twice -----------------------------------------------------------------------------------------------
+
+
+def round_of_events(story: Story, number: int) -> None:
+    evicted, failing = f"e{number}", f"f{number}"
+    story.record(ev.GroupSubmitted(evicted, 1, "train", 0, 1, "submit", "math", target_version=7))
+    story.tell(
+        f"submit {failing}/2 dataset=math", f"submit s{number}/1 dataset=code", f"submit k{number}/1 dataset=code"
+    )
+    story.tell(f"start {evicted}", f"finish {evicted} acc=0.5", f"start {failing}", f"fail {failing}")
+    story.record(ev.GroupEvicted(evicted, ("stale", "zero_variance"), 3, 2, 0.5, "acc"))
+    story.tell("forfeit 1")
+    story.record(ev.GroupRequeued(failing, "once more", True))
+    story.record(ev.ResultFenced(failing, 0, 1, "finished", "attempt"))
+    story.record(ev.DatasetStarved("math", 1, 1, 1))
+    story.record(ev.GroupSubmitted(f"t{number}", 1, "val", 0, 1, "submit", "math", target_version=7))
+    story.tell(f"start t{number}", f"fail t{number}", f"evict t{number} failed")
+
+
+def test_what_happens_twice_is_counted_twice() -> None:
+    story = play()
+    for number in (1, 2):
+        round_of_events(story, number)
+
+    assert story.book.totals == {
+        "submitted": 10, "sessions_finished": 2, "response_tokens": 0, "session_failed/error": 6, "evicted": 4,
+        "credit": 4, "evicted/stale": 2, "evicted/zero_variance": 2, "evicted/failed": 2, "forfeited": 2, "fenced": 2,
+        "starved": 2,
+    }  # fmt: skip
+    assert story.book.datasets == {"math": {"submitted": 6, "evicted": 4}, "code": {"submitted": 4}}
+    assert story.book.uses == {"math": DatasetUse(4, 2, 2), "code": DatasetUse(4, 0, 4, 4)}
+    assert story.book.targets == {7: 0}
+    assert list(story.book.credits) == [Credit(1, "math", "e1", 7), Credit(1, "math", "e2", 7)]
+    assert story.book.window("train") == Window(
+        evicted=Counter(stale=2, zero_variance=2),
+        evicted_groups=2,
+        stale_lags=[3, 3],
+        submitted=8,
+        forfeited=2,
+        fenced=2,
+        requeued=2,
+        sessions_failed=Counter(error=4),
+        starved=Counter(math=2),
+        filtered_values=Counter({0.5: 2}),
+    )
+
+
+def test_batches_that_go_out_come_back_and_are_committed_twice_are_counted_twice() -> None:
+    story = play("submit v/1 partition=val", "start v", "finish v acc=1", "sample 1 partition=val", "release 1")
+    for number in (1, 2):
+        name, batch = f"s{number}", story.book.last_batch + 1
+        story.tell(f"submit {name}/1 dataset=code", f"start {name}", f"finish {name} acc=1", "sample 1")
+        story.tell(f"release {batch}", "sample 1", f"commit {batch + 1}")
+    story.tell("recover", "recover")
+
+    assert story.book.totals == {
+        "submitted": 3, "sessions_finished": 3, "response_tokens": 0, "batches": 5, "batches_returned": 3,
+        "committed": 2, "committed/train": 2, "batches_committed": 2,
+    }  # fmt: skip
+    assert story.book.datasets == {
+        "": {"submitted": 1, "sampled": 1}, "code": {"submitted": 2, "sampled": 4, "committed": 2}
+    }  # fmt: skip
+    assert story.book.uses == {"code": DatasetUse(2)}
+    assert (story.book.openings, story.book.rules_version, story.book.library) == (3, RULES_VERSION, VERSION)
+
+
+def test_a_group_says_which_event_changed_it_last_and_when() -> None:
+    story = play("mark", "submit g/1", "start g", "fail g")
+    told = []
+    for lines in (["requeue g"], ["start g", "finish g acc=1", "sample 1"], ["release 1"], ["sample 1", "commit 2"]):
+        story.tell("wait 1", *lines)
+        group = story.book.groups.get("g") or story.book.aside["g"]
+        told.append((group.last_seq, group.last_at_ns) == (story.book.last_seq, story.book.last_at_ns))
+    story.tell("wait 1", "recover at=1")
+    rewound = next(record for record in story.log.read() if isinstance(record.event, ev.RunRewound))
+    group = story.group("g")
+
+    assert told == [True] * 4
+    assert (group.last_seq, group.last_at_ns) == (rewound.seq, rewound.at_ns)
+
+
+def test_going_back_undoes_commits_to_the_last_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 1)
+    story = play(
+        "publish 2", *done("old", stamp=1), *done("at", stamp=2), "mark", "publish 4", *done("new", stamp=4),
+        "sample 2", "commit 1", "sample 1", "commit 2",
+    )  # fmt: skip
+    marked = list(story.book.mark_seqs)
+    story.tell("recover at=1")
+    groups = [story.group(name) for name in ("old", "at", "new")]
+
+    assert [(group.ended_version, group.aged_from, group.rewound_to) for group in groups] == [
+        (2, 1, None), (2, 2, None), (2, 2, 2),
+    ]  # fmt: skip
+    assert list(story.book.mark_seqs)[:1] == marked
+    assert (story.book.datasets[""]["committed"], story.book.totals["committed"]) == (0, 0)
+    assert story.book.uses[""].open == 3
+
+
+@pytest.mark.parametrize("tried", ["return", "commit"])
+def test_a_batch_that_is_not_out_says_what_was_tried(tried: str) -> None:
+    event = ev.BatchReturned(1, "closed") if tried == "return" else ev.BatchCommitted(1)
+
+    with pytest.raises(UnknownBatch, match=f"cannot {tried} batch 1: it was never sampled"):
+        Book().apply(ev.Record(1, 0, event))
