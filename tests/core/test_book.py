@@ -13,7 +13,7 @@ from groupstate.core.book import MARKS_KEPT, Book, replayed
 from groupstate.core.held import Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase
 from groupstate.core.rules import RULES_VERSION, Rules
-from groupstate.errors import BadMark, DuplicateGroup, LogError, UnknownBatch, UnknownGroup
+from groupstate.errors import BadMark, DuplicateGroup, IllegalTransition, LogError, UnknownBatch, UnknownGroup
 from groupstate.testing.notation import START_NS, Story, play
 from groupstate.version import VERSION
 
@@ -950,6 +950,7 @@ def test_batches_that_go_out_come_back_and_are_committed_twice_are_counted_twice
         "": {"submitted": 1, "sampled": 1}, "code": {"submitted": 2, "sampled": 4, "committed": 2}
     }  # fmt: skip
     assert story.book.uses == {"code": DatasetUse(2)}
+    assert not story.book._windows_out
     assert (story.book.openings, story.book.rules_version, story.book.library) == (3, RULES_VERSION, VERSION)
 
 
@@ -992,3 +993,12 @@ def test_a_batch_that_is_not_out_says_what_was_tried(tried: str) -> None:
 
     with pytest.raises(UnknownBatch, match=f"cannot {tried} batch 1: it was never sampled"):
         Book().apply(ev.Record(1, 0, event))
+
+
+def test_what_happens_to_a_group_that_has_left_is_told_by_its_name() -> None:
+    story = play("submit g/1", "start g", "fail g", "evict g failed")
+
+    with pytest.raises(IllegalTransition, match="GroupEvicted"):
+        story.record(ev.GroupEvicted("g", ("failed",), 0, 0))
+    with pytest.raises(IllegalTransition, match="GroupRequeued"):
+        story.record(ev.GroupRequeued("g"))
