@@ -44,7 +44,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "frontier": ("core/test_frontier.py",),
     "phases": ("core/test_phases.py",),
     "held": ("core/test_book.py", "core/test_datasets.py", "core/test_metrics.py"),
-    "shelf": ("core/test_snapshot.py", "core/test_book.py"),
+    "shelf": ("core/test_snapshot.py", "core/test_book.py", "core/test_targets.py", "core/test_datasets.py"),
     "snapshot": ("core/test_snapshot.py",),
     "spread": ("core/test_spread.py",),
     "arguments": ("core/test_arguments.py",),

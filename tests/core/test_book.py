@@ -887,6 +887,22 @@ def test_a_replay_is_the_same_each_time_and_holds_no_payloads_to_free() -> None:
     assert replayed(records).released == []
 
 
+def test_groups_are_found_by_the_version_that_they_are_of() -> None:
+    story = play(
+        "publish 9", *done("d", stamp=4), *done("b", "c", stamp=2), *done("a", stamp=1),
+        "submit x/1 stamp=2", "submit y/1 stamp=2", "submit z/1 stamp=4",
+    )  # fmt: skip
+    book = story.book
+
+    assert [[group.group_id for group in book.ready_at(version)] for version in range(6)] == [
+        [], ["a"], ["b", "c"], [], ["d"], [],
+    ]  # fmt: skip
+    assert [book.ready_count_at(version) for version in range(6)] == [0, 1, 2, 0, 1, 0]
+    assert [book.in_flight_count_at(version) for version in range(6)] == [0, 0, 2, 0, 1, 0]
+    assert [group.group_id for group in book.freshest()] == ["d", "b", "c", "a"]
+    assert [list(book.state()[index]["train"]) for index in ("aging", "in_flight")] == [[""], [""]]
+
+
 # Twice -----------------------------------------------------------------------------------------------
 
 

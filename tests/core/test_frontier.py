@@ -14,6 +14,7 @@ from groupstate.core import events as ev
 from groupstate.core.book import replayed
 from groupstate.core.frontier import Positions, frontier
 from groupstate.core.rules import RULES_VERSION
+from groupstate.testing.notation import play
 from tests.runtime.scenes import half_right, opened, virtual
 
 
@@ -74,6 +75,48 @@ def test_from_a_book_what_has_left_is_done_with_and_nothing_more_is_known_of_it(
 
     assert (place.open, place.unknown, place.next) == (((0, 1), (2, 4)), ((1, 2), (4, 5)), 5)
     assert (place.committed, place.evicted) == ((), ())
+
+
+def numbers(*many):
+    return {n for ranges in many for start, stop in ranges for n in range(start, stop)}
+
+
+@pytest.mark.parametrize("kind", ["ListSource", "MixedSource"])
+def test_from_a_book_on_the_frontier_knows_what_is_open_and_what_was_committed_since(kind):
+    story = play()
+    details = {"a": {"size": 4}, "b": {"size": 4}} if kind == "MixedSource" else {"size": 8}
+    story.record(ev.SourceOpened("prompts", kind, details))
+    for number in range(4):
+        for index, dataset in enumerate("ab"):
+            name, position = f"{dataset}{number}", number if kind == "MixedSource" else 2 * number + index
+            story.tell(
+                f"submit {name}/1 dataset={dataset} position={position}", f"start {name}", f"finish {name} acc=1"
+            )
+    story.tell(
+        "submit v/1 partition=val", "evict a0 stale", "mark", "sample 2", "commit 1", "evict b1 stale", "sample 1",
+        "mark", "commit 2", "sample 1", "release 3", "sample 1", "commit 4", "recover at=2", "sample 1", "commit 5",
+        "recover at=2", "sample 1", "commit 6", "mark", "sample 1", "recover",
+    )  # fmt: skip
+    records = list(story.log.read())
+    whole = frontier(records)
+
+    assert {place.dataset for place in whole} == ({"a", "b"} if kind == "MixedSource" else {""})
+    for cut in range(3, len(records)):
+        for place, since in zip(whole, frontier(records[cut:], base=replayed(records[:cut])), strict=True):
+            assert (since.dataset, since.open, since.next) == (place.dataset, place.open, place.next)
+            assert (since.lowest_open, since.size, since.since) == (place.lowest_open, place.size, cut + 1)
+            assert numbers(since.committed, since.evicted) <= numbers(place.committed, place.evicted)
+            assert numbers(since.committed, since.evicted, since.unknown) == numbers(place.committed, place.evicted)
+
+
+def test_the_same_mark_can_be_gone_back_to_twice():
+    story = play(
+        "submit a/1 position=0", "start a", "finish a acc=1", "mark", "sample 1", "commit 1", "recover at=1",
+        "sample 1", "commit 2", "recover at=1",
+    )  # fmt: skip
+    (place,) = frontier(story.log.read())
+
+    assert (place.committed, place.open, place.lowest_open) == ((), ((0, 1),), 0)
 
 
 def test_a_rewind_opens_what_was_committed_behind_the_mark_and_no_more():
