@@ -54,7 +54,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "trajectory": ("core/test_trajectory.py",),
     "invariants": ("core/test_invariants.py",),
     "typed_settings": ("core/test_rules.py", "core/test_rule_problems.py", "runtime/test_settings.py"),
-    "near": ("inspect/test_words.py", "runtime/test_settings.py"),
+    "near": ("core/test_near.py", "inspect/test_words.py", "runtime/test_settings.py"),
     "explain": ("core/test_explain.py",),
 }
 """The modules of the core in which mutmut finds something to change, rules and decisions first, with the tests that are

@@ -116,3 +116,25 @@ def test_a_value_is_shown_on_one_line_that_ends() -> None:
     assert shown("x" * 100) == "'" + "x" * 75 + " ..."
     assert len(shown("x" * 100)) == 80
     assert shown(Dumb()) == "Dumb (its repr can't be had: RuntimeError)"
+
+
+def test_the_bounds_themselves_are_within() -> None:
+    assert [integer("n", value, least=1, most=9) for value in (1, 9)] == [1, 9]
+    with pytest.raises(BadInput, match=r"wait_s is -1; it must be a number of seconds, at least 0$"):
+        seconds("wait_s", -1, endless=True)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(3, int), (np.int64(3), int), (3.0, float), (np.float32(3), float)])
+def test_whole_seconds_stay_whole(value: Any, kind: type) -> None:
+    found = seconds("wait_s", value)
+
+    assert (found, type(found)) == (3, kind)
+
+
+def test_what_fits_is_shown_whole_and_what_utf8_can_not_hold_is_escaped() -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            return "\ud800"
+
+    assert shown("x" * 78) == repr("x" * 78)
+    assert shown(Odd()) == r"\ud800"

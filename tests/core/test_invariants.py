@@ -13,6 +13,7 @@ from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.invariants import INVARIANTS, Checker, Violation, violations
 from groupstate.core.rules import RULES_VERSION, Rules
+from groupstate.core.tracked import Tracked
 from groupstate.log.memory import MemoryLog
 from groupstate.simulate.loop import VirtualLoop, run_virtual
 
@@ -653,3 +654,19 @@ def test_the_page_on_debugging_lists_the_invariants() -> None:
     page = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text(encoding="utf-8")
 
     assert "".join(f"| {number} | {sentence} |\n" for number, sentence in INVARIANTS.items()) in page
+
+
+# What the checker knows of a group -------------------------------------------------------------------
+
+
+def test_the_checker_counts_rows_and_takes_the_version_of_the_start_where_a_session_has_no_spans() -> None:
+    group = Tracked("g", 2, "train", 5, 3, 5, kept_empty=True)
+    group.begin([1, 1])
+    group.starts[0] = 7
+    group.take_rows(0, (ev.TrajectoryRecord(0),))
+    alone = (group.first_version, group.oldest_version, group.newest_version)
+    group.starts[1] = 2
+    group.take_rows(1, (ev.TrajectoryRecord(0, spans=(ev.VersionSpan(0, 1, 9),)), ev.TrajectoryRecord(1)))
+
+    assert (alone, group.rows, group.kept_empty) == ((7, 7, 7), 3, False)
+    assert (group.first_version, group.oldest_version, group.newest_version) == (7, 7, 9)
