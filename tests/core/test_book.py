@@ -912,9 +912,10 @@ def round_of_events(story: Story, number: int) -> None:
     story.tell(
         f"submit {failing}/2 dataset=math", f"submit s{number}/1 dataset=code", f"submit k{number}/1 dataset=code"
     )
-    story.tell(f"start {evicted}", f"finish {evicted} acc=0.5", f"start {failing}", f"fail {failing}")
-    story.record(ev.GroupEvicted(evicted, ("stale", "zero_variance"), 3, 2, 0.5, "acc"))
-    story.tell("forfeit 1")
+    story.tell(f"start {evicted}", f"finish {evicted} acc=0.5 versions=0,0 | acc=1 versions=0")
+    story.tell(f"start {failing}", f"fail {failing}")
+    story.record(ev.GroupEvicted(evicted, ("stale", "zero_variance"), 3, 3, 0.5, "acc"))
+    story.tell("forfeit 1", f"submit r{number}/1 dataset=drawn position={number - 1} cause=refill")
     story.record(ev.GroupRequeued(failing, "once more", True))
     story.record(ev.ResultFenced(failing, 0, 1, "finished", "attempt"))
     story.record(ev.DatasetStarved("math", 1, 1, 1))
@@ -928,19 +929,25 @@ def test_what_happens_twice_is_counted_twice() -> None:
         round_of_events(story, number)
 
     assert story.book.totals == {
-        "submitted": 10, "sessions_finished": 2, "response_tokens": 0, "session_failed/error": 6, "evicted": 4,
-        "credit": 4, "evicted/stale": 2, "evicted/zero_variance": 2, "evicted/failed": 2, "forfeited": 2, "fenced": 2,
-        "starved": 2,
+        "submitted": 12, "sessions_finished": 2, "response_tokens": 6, "session_failed/error": 6, "evicted": 4,
+        "credit": 6, "evicted/stale": 2, "evicted/zero_variance": 2, "evicted/failed": 2, "forfeited": 2, "fenced": 2,
+        "starved": 2, "refills": 2, "drawn": 2,
     }  # fmt: skip
-    assert story.book.datasets == {"math": {"submitted": 6, "evicted": 4}, "code": {"submitted": 4}}
-    assert story.book.uses == {"math": DatasetUse(4, 2, 2), "code": DatasetUse(4, 0, 4, 4)}
+    assert story.book.datasets == {
+        "math": {"submitted": 6, "evicted": 4}, "code": {"submitted": 4}, "drawn": {"submitted": 2}
+    }  # fmt: skip
+    assert story.book.uses == {
+        "math": DatasetUse(4, 2, 2), "code": DatasetUse(4, 0, 4, 4), "drawn": DatasetUse(2, 0, 2, 2)
+    }  # fmt: skip
+    assert (story.book.source_position, story.book.source_positions) == (2, {"drawn": 2})
     assert story.book.targets == {7: 0}
-    assert list(story.book.credits) == [Credit(1, "math", "e1", 7), Credit(1, "math", "e2", 7)]
+    assert list(story.book.credits) == [Credit(1, "math", "e2", 7)] * 2
     assert story.book.window("train") == Window(
         evicted=Counter(stale=2, zero_variance=2),
         evicted_groups=2,
         stale_lags=[3, 3],
-        submitted=8,
+        submitted=10,
+        refills=2,
         forfeited=2,
         fenced=2,
         requeued=2,
@@ -1018,3 +1025,94 @@ def test_what_happens_to_a_group_that_has_left_is_told_by_its_name() -> None:
         story.record(ev.GroupEvicted("g", ("failed",), 0, 0))
     with pytest.raises(IllegalTransition, match="GroupRequeued"):
         story.record(ev.GroupRequeued("g"))
+
+
+# What is told, and what is compared ------------------------------------------------------------------
+
+
+def test_the_state_of_a_book_names_its_parts_and_holds_sessions_unpacked() -> None:
+    story = play("submit g/1", "start g", "finish g acc=1", "submit x/1", "start x", "fail x", "evict x failed")
+    source = ev.SourceOpened("prompts", "ListSource", {"size": 3})
+    before = story.book.state()["run"]
+    story.record(source)
+    state = story.book.state()
+
+    assert list(state) == [
+        "groups", "aside", "departed", "ready", "aging", "in_flight", "phases", "requests", "batches", "credits",
+        "marks", "mark_seqs", "windows", "totals", "datasets", "uses", "targets", "run",
+    ]  # fmt: skip
+    assert state["departed"] == {"x": "evicted"}
+    assert {phase: ids for phase, ids in state["phases"]["train"].items() if ids} == {"finished": ["g"]}
+    assert [session[:2] for session in state["groups"][0][15]] == [["finished", 1]]
+    assert (before[-3], state["run"][-3]) == (None, [10, "prompts", "ListSource", {"size": 3}])
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ({"mode": "sync", "empty": "keep"}, True),
+        ({"mode": "async", "empty": "keep"}, False),
+        ({"mode": "sync", "empty": "drop"}, False),
+        ({}, False),
+    ],
+)
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_a_failed_group_without_rows_is_kept_where_the_rules_of_the_log_say_so(
+    rules: dict[str, Any], kept: bool, partition: Any
+) -> None:
+    book = Book()
+    events: list[ev.Event] = [
+        ev.RunStarted("r", rules, 5, 3),
+        ev.GroupSubmitted("g", 1, partition, 3, 1, "submit"),
+        ev.SessionFailed("g", 0, 1, "error"),
+        ev.GroupFailed("g"),
+    ]
+    for seq, event in enumerate(events, 1):
+        book.apply(ev.Record(seq, seq * 100, event))
+
+    assert book.group("g").kept_empty is (kept and partition == "train")
+    assert (book.group("g").ended_version, book.group("g").submitted_at_ns) == (3, 200)
+    assert (book.openings, book.rules_version, book.last_at_ns) == (1, 5, 400)
+
+
+def test_a_group_that_is_not_there_is_told_by_what_became_of_it() -> None:
+    story = play("submit g/1", "start g", "fail g", "evict g failed")
+
+    with pytest.raises(UnknownGroup, match=r"look up.*'g'.*it was evicted and has left"):
+        story.book.group("g")
+    with pytest.raises(UnknownGroup, match=r"'other'.*it was never submitted"):
+        story.book.group("other")
+
+
+@pytest.mark.parametrize("event", [ev.SessionStarted("g", 0, 1), ev.GroupEvicted("g", ("failed",), 0, 0)])
+@pytest.mark.parametrize(
+    ("lines", "phase"), [(["submit g/1", "start g", "fail g", "evict g failed"], "evicted"), ([], None)]
+)
+def test_an_event_about_a_group_that_is_not_there_is_refused(
+    lines: list[str], phase: str | None, event: ev.Event
+) -> None:
+    book = play(*lines).book
+    for attempt in (lambda: book.preview(event, 99, 99), lambda: book.apply(ev.Record(book.last_seq + 1, 0, event))):
+        with pytest.raises(IllegalTransition) as refused:
+            attempt()
+
+        assert (refused.value.group_id, refused.value.phase) == ("g", phase)
+        assert type(event).__name__ in str(refused.value)
+
+
+def test_a_preview_is_the_group_as_it_would_be() -> None:
+    story = play("submit g/1")
+    group = story.book.preview(ev.SessionStarted("g", 0, 1), 9, 99)
+
+    assert group is not None
+    assert (group.phase, group.last_seq, group.last_at_ns) == (Phase.RUNNING, 9, 99)
+    assert story.phase("g") == "pending"
+
+
+def test_a_replay_notes_no_payloads_that_nobody_asked_for() -> None:
+    story = play()
+    story.record(ev.GroupSubmitted("g", 1, "train", 0, 1, "submit", prompt=ev.PayloadRef(1, 2, 3)))
+    story.tell("start g", "fail g", "evict g failed")
+    book = replayed(story.log.read())
+
+    assert (book.released, book.notes_released) == ([], True)
