@@ -165,3 +165,60 @@ def test_a_row_without_its_prompt_says_what_it_has() -> None:
         row_prompt({"promt": "p", 3: 4}, "line 2")
 
     assert str(refused.value) == "line 2 has no 'prompt'; it has 'promt', 3"
+
+
+# Rows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"prompt": "p"}, Prompt("p")),
+        ({"prompt": "p", "n": 1, "group_id": "g", "data_source": "d"}, Prompt("p", "d", 1, "g")),
+        ({"prompt": "p", "n": GROUP_SIZE_MAX, "dataset": "d"}, Prompt("p", "d", GROUP_SIZE_MAX)),
+        ({"prompt": "p", "data_source": "d", "dataset": "e"}, Prompt("p", "d")),
+        ({"prompt": "p", "data_source": None, "n": None}, Prompt("p")),
+        ({"prompt": "p", "data_source": 7}, Prompt("p", "7")),
+        ({"prompt": "p", "reward_model": "none"}, Prompt("p", extra={"reward_model": "none"})),
+        ({"prompt": "p", "reward_model": {}}, Prompt("p", extra={"reward_model": {}})),
+        (
+            {"prompt": "p", "reward_model": {"ground_truth": 4}},
+            Prompt("p", extra={"reward_model": {"ground_truth": 4}, "ground_truth": 4}),
+        ),
+        (
+            {"prompt": "p", "reward_model": {"ground_truth": 4}, "ground_truth": 5},
+            Prompt("p", extra={"reward_model": {"ground_truth": 4}, "ground_truth": 5}),
+        ),
+    ],
+    ids=repr,
+)
+def test_a_row_becomes_a_prompt_by_its_columns(row: dict[str, Any], prompt: Prompt) -> None:
+    assert row_prompt(row, "line 3") == prompt
+    assert as_prompt(row) == prompt
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("p", "line 3 is str; it must be an object with a 'prompt'"),
+        ({}, "line 3 has no 'prompt'; it has nothing"),
+        ({"b": 1, "a": 2}, "line 3 has no 'prompt'; it has 'a', 'b'"),
+        ({"prompt": None, "a": 2}, "line 3 has no 'prompt': it is null"),
+        ({"prompt": "p", "n": 0}, "line 3 has n = 0; it must be an integer from 1 to 4096"),
+        ({"prompt": "p", "n": 4097}, "line 3 has n = 4097; it must be an integer from 1 to 4096"),
+        ({"prompt": "p", "n": "4"}, "line 3 has n = '4'; it must be an integer from 1 to 4096"),
+        ({"prompt": "p", "group_id": ""}, "line 3 has group_id = ''; it must be a string that is not empty"),
+        ({"prompt": "p", "group_id": 7}, "line 3 has group_id = 7; it must be a string that is not empty"),
+    ],
+    ids=repr,
+)
+def test_a_row_that_can_not_be_used_says_why_and_where(row: Any, problem: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        row_prompt(row, "line 3")
+
+    assert str(refused.value) == problem
+
+
+def test_a_row_that_was_given_alone_is_called_the_row() -> None:
+    with pytest.raises(BadInput, match=r"^the row has no 'prompt': it is null"):
+        as_prompt({"prompt": None})
