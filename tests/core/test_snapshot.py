@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupstate.core import events as ev
+from groupstate.core import snapshot
 from groupstate.core.book import Book, replayed
 from groupstate.core.group import Group
 from groupstate.core.rules import PerDataset, Rules
@@ -161,3 +162,56 @@ def test_a_shelf_that_is_filled_at_once_is_the_one_that_was_filled_one_by_one() 
 
     assert (list(filled.ready), filled.aging.state()) == (list(shelf.ready), shelf.aging.state())
     assert filled.in_flight.state() == shelf.in_flight.state()
+
+
+# In parts --------------------------------------------------------------------------------------------
+
+
+def many() -> Book:
+    """A book that has several of everything, and nothing that it begins with."""
+    story = play("mark")
+    story.record(ev.SourceOpened("prompts", "ListSource", {"size": 9}))
+    for number in range(5):
+        for kind in ("out", "gone", "here"):
+            name = f"{kind}{number}"
+            story.record(ev.GroupSubmitted(name, 1, "train", 0, 1, "submit", target_version=number))
+            story.tell(f"start {name}", f"fail {name}" if kind == "gone" else f"finish {name} acc=1")
+        story.tell(f"evict gone{number} stale lag={number}")
+    story.tell("sample 5", "commit 1")
+    for number in range(5):
+        story.tell(f"submit x{number}/1", f"start x{number}", f"fail x{number}", f"evict x{number} failed,stale lag=3")
+    story.record(ev.AdmissionHeld("a group is at the bound"))
+    story.tell("close")
+    story.book.rules_version = 5
+    return story.book
+
+
+def test_a_book_comes_back_from_however_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "GROUPS_PER_PART", 2)
+    monkeypatch.setattr(snapshot, "IDS_PER_PART", 4)
+    book = many()
+    parts = list(encoded(capture(book)))
+
+    assert everything(again(book)) == everything(book)
+    assert [kind for kind, _ in parts] == [
+        snapshot.STATE, *[snapshot.GROUPS] * 3, *[snapshot.ASIDE] * 3, *[snapshot.LEFT] * 4
+    ]  # fmt: skip
+
+
+def test_counts_that_were_captured_do_not_change_with_the_book() -> None:
+    book = many()
+    taken, before = capture(book), everything(book)["windows"]["train"]
+    lags, reasons = list(before.stale_lags), dict(before.evicted)
+    before.stale_lags.append(9)
+    before.evicted["stale"] += 1
+    window = restore(taken).windows["train"]
+
+    assert (window.stale_lags, window.evicted) == (lags, reasons)
+
+
+def test_ids_without_phases_are_no_capture() -> None:
+    taken = capture(many())
+    taken = type(taken)(taken.state, taken.groups, taken.aside, taken.departed_ids, taken.departed_phases[:-1])
+
+    with pytest.raises(ValueError, match="shorter"):
+        restore(taken)
