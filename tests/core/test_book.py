@@ -1116,3 +1116,31 @@ def test_a_replay_notes_no_payloads_that_nobody_asked_for() -> None:
     book = replayed(story.log.read())
 
     assert (book.released, book.notes_released) == ([], True)
+
+
+def test_a_group_made_for_a_version_keeps_it_whatever_its_tokens_say() -> None:
+    rules = Rules(selection="exact_version", basis="target_version", lag_max=0, batch_size=1)
+    story = play("submit g/1 target=2", "start g", "finish g acc=1 versions=0,1", rules=rules)
+
+    assert (story.group("g").version, story.group("g").aged_from) == (2, 2)
+
+
+def test_ids_are_forgotten_in_the_order_in_which_they_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 1)
+    story = play()
+    for name in "abcd":
+        story.tell(f"submit {name}/1", f"start {name}", f"fail {name}", f"evict {name} failed")
+
+    assert list(story.book.departed) == ["d"]
+
+
+def test_a_position_that_was_drawn_late_takes_no_dataset_back() -> None:
+    story = play("submit a/1 dataset=math position=3", "submit b/1 dataset=math position=1")
+
+    assert (story.book.source_positions, story.book.source_position) == ({"math": 4}, 4)
+
+
+def test_a_dataset_with_open_groups_counts_from_when_it_was_sampled() -> None:
+    story = play(*done("a"), "submit b/1", "sample 1", "publish 3", "submit c/1")
+
+    assert (story.book.uses[""].version, story.book.uses[""].told_version) == (0, 0)
