@@ -59,7 +59,12 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "metrics": ("core/test_metrics.py",),
     "trajectory": ("core/test_trajectory.py",),
     "invariants": ("core/test_invariants.py",),
-    "typed_settings": ("core/test_rules.py", "core/test_rule_problems.py", "runtime/test_settings.py"),
+    "typed_settings": (
+        "core/test_typed_settings.py",
+        "core/test_rules.py",
+        "core/test_rule_problems.py",
+        "runtime/test_settings.py",
+    ),
     "near": ("core/test_near.py", "inspect/test_words.py", "runtime/test_settings.py"),
     "explain": ("core/test_explain.py",),
 }
