@@ -9,7 +9,7 @@ import pytest
 
 from groupstate.core import book as book_module
 from groupstate.core import events as ev
-from groupstate.core.book import MARKS_KEPT, Book, replayed
+from groupstate.core.book import MARKS_KEPT, MARKS_REMEMBERED, Book, replayed
 from groupstate.core.held import Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase
 from groupstate.core.rules import RULES_VERSION, Rules
@@ -41,6 +41,8 @@ def test_a_new_book_is_empty() -> None:
     assert (book.last_seq, book.weight_version, book.lineage, book.run_id) == (0, 0, 1, "")
     assert (book.ready_count(), book.in_flight_count(), list(book.in_flight_by_age())) == (0, 0, [])
     assert (book.waiting(), book.partitions(), list(book.ready())) == ([], [], [])
+    assert book.state()["run"] == ["", 0, 0, "", {}, 1, 0, 1, 0, 0, 0, 0, 0, {}, False, None, "", False]
+    assert (book.last_at_ns, book.mark_seqs.maxlen) == (0, MARKS_REMEMBERED)
 
 
 def test_a_run_begins_with_its_rules_and_its_version() -> None:

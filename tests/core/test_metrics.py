@@ -321,6 +321,12 @@ def test_staleness_of_a_trajectory_is_that_of_its_tokens() -> None:
     assert spread(story, "off_policy/trajectory_staleness_worst") == Spread(2, 6.0, 1.0, 5.0)
 
 
+def test_a_trajectory_of_the_current_version_alone_is_not_stale_at_its_worst() -> None:
+    story = play("submit a/1", "start a", "finish a versions=3,4", "publish 3", "sample 1", rules=Rules())
+
+    assert spread(story, "off_policy/trajectory_staleness_worst") == Spread(1, 0.0, 0.0, 0.0)
+
+
 def test_a_trajectory_newer_than_the_trainer_is_not_stale() -> None:
     story = play("submit a/1", "start a", "finish a versions=1,9", "publish 3", "sample 1", rules=Rules())
 
