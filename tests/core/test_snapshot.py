@@ -192,7 +192,14 @@ def test_a_book_comes_back_from_however_many_parts(monkeypatch: pytest.MonkeyPat
     book = many()
     parts = list(encoded(capture(book)))
 
+    sizes = {
+        kind: [len(msgspec.msgpack.decode(data)) for of, data in parts if of == kind]
+        for kind in (snapshot.GROUPS, snapshot.ASIDE)
+    }
+    left = [len(msgspec.msgpack.decode(data, type=snapshot.Left).ids) for of, data in parts if of == snapshot.LEFT]
+
     assert everything(again(book)) == everything(book)
+    assert (sizes, left) == ({snapshot.GROUPS: [2, 2, 1], snapshot.ASIDE: [2, 2, 1]}, [4, 4, 4, 3])
     assert [kind for kind, _ in parts] == [
         snapshot.STATE, *[snapshot.GROUPS] * 3, *[snapshot.ASIDE] * 3, *[snapshot.LEFT] * 4
     ]  # fmt: skip
