@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import attrs
 import pytest
 
+from groupstate.core import events as ev
 from groupstate.core.explain import IN_FLIGHT_SHOWN_MAX, Explanation, GroupInFlight, explain
+from groupstate.core.held import DISK_HOLD
 from groupstate.core.rules import Rules
 from groupstate.testing.notation import Story, play
 
@@ -182,3 +185,59 @@ def test_what_was_evicted_since_the_last_batch_is_told_by_reason() -> None:
 
     assert found.evicted == (("empty", 2),)
     assert "evicted since the last batch: empty 2\n" in str(found)
+
+
+# Room, failures, partitions --------------------------------------------------------------------------
+
+
+def test_without_room_on_the_disk_what_is_missing_waits_for_it() -> None:
+    story = play("sample 2")
+    story.record(ev.AdmissionHeld(f"{DISK_HOLD}5 MB are left"))
+    found = explained(story)
+
+    assert found.blocked_by == "0 of 2 groups are sampleable, and no more are drawn: disk: 5 MB are left"
+    assert found.unblocked_by == (
+        "there must be room on the disk: `groupstate disk RUN` says what takes it, and what may go",
+    )
+
+
+def test_room_on_the_disk_is_nothing_to_what_can_be_served_or_is_not_trained_on() -> None:
+    served = play("sample 1", "submit a/1", "start a", "finish a acc=1", "submit b/1")
+    validation = play("sample 2 partition=val", "submit a/1", "submit v/1 partition=val")
+    validation.tell("start v", "finish v acc=1")
+    for story in (served, validation):
+        story.record(ev.AdmissionHeld(f"{DISK_HOLD}5 MB are left"))
+    found = explained(validation, partition="val")
+
+    assert (explained(served).blocked_by, explained(served).unblocked_by) == ("", ())
+    assert (found.sampleable, found.blocked_by) == (1, "1 of 2 groups are sampleable")
+    assert found.unblocked_by == ("only a submit can supply the missing 1 group: run.submit(...)",)
+
+
+@pytest.mark.parametrize(
+    ("message", "retry_in_s", "told"),
+    [
+        ("boom", None, "session 1 failed (error): boom"),
+        ("", None, "session 1 failed (error)"),
+        ("boom", 1.0, "session 1 failed (error): boom, attempt 2 is due"),
+    ],
+)
+def test_the_last_failure_of_a_group_in_flight_is_told(message: str, retry_in_s: float | None, told: str) -> None:
+    story = play("submit a/2", "start a")
+    story.record(ev.SessionFailed("a", 1, 1, "error", message, retry_in_s))
+    found = explained(story)
+
+    assert found.in_flight[0].last_failure == told
+    assert str(attrs.evolve(found, evicted=(("failed", 2),), last_failure=told)).splitlines()[-1] == (
+        f"evicted since the last batch: failed 2; the {told}"
+    )
+
+
+def test_a_validation_group_at_the_bound_is_named_to_who_waits_for_validation() -> None:
+    rules = Rules(on_stale="wait", lag_max=1, wait_gates="each")
+    story = play("submit v/1 partition=val", "sample 1 partition=val", "publish 2", rules=rules)
+
+    assert (
+        "group 'v' at the lag bound must end before anything is sampled (on_stale='wait')"
+        in explained(story, partition="val").unblocked_by
+    )
