@@ -100,8 +100,16 @@ class Request:
     text: str = attrs.field(default="", kw_only=True, validator=_need_text)
     """The prompt as text, for an engine without a tokenizer that takes texts (`takes_text`); then there are no
     `prompt_ids`."""
-    id: str = attrs.field(factory=lambda: f"r{next(_numbers)}", init=False)
+    id: str = attrs.field(factory=lambda: f"r{next(_numbers)}", init=False, on_setattr=attrs.setters.frozen)
     used: bool = attrs.field(default=False, init=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is another request, with an id of its own."""
+        return _made, (type(self), self.prompt_ids, self.params, self.affinity, self.text)
+
+
+def _made(kind: type[Request], prompt_ids: Sequence[int], params: SamplingParams, affinity: str, text: str) -> Request:
+    return kind(prompt_ids, params, affinity=affinity, text=text)
 
 
 @attrs.define(eq=False)
