@@ -1,5 +1,6 @@
 """What goes into every engine: settings and token ids that can't be are named before an engine sees them."""
 
+import asyncio
 import copy
 import pickle
 from array import array
@@ -11,6 +12,7 @@ import pytest
 
 from groupstate import Request, SamplingParams
 from groupstate.engines.given import token_ids_of
+from groupstate.engines.port import Home
 from groupstate.errors import BadInput, BadSettings, EngineError
 
 
@@ -89,3 +91,15 @@ def test_the_id_of_a_request_is_its_own() -> None:
     request = Request([1])
     with pytest.raises(attrs.exceptions.FrozenAttributeError):
         request.id = "mine"
+
+
+def test_an_engine_of_one_loop_alone_says_so_in_another_once_that_has_ended() -> None:
+    async def use() -> None:
+        home.need("vllm")
+
+    home = Home(moves=False)
+    asyncio.run(use())
+    with pytest.raises(
+        EngineError, match=r"the engine 'vllm' can't go on in another event loop .* within one asyncio\.run"
+    ):
+        asyncio.run(use())
