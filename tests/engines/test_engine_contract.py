@@ -55,11 +55,13 @@ class Scripted(WithRows):
 
 
 class Torch(WithRows):
+    device = "cpu"
+
     def is_publishing(self, engine: Any) -> bool:
         return bool(engine._published)
 
     def make(self, **options: Any) -> TorchEngine:
-        return TorchEngine(CONFIG, **options)
+        return TorchEngine(CONFIG, device=self.device, **options)
 
     def weights(self) -> dict[str, Any]:
         return Transformer(CONFIG, seed=1).state_dict()
@@ -71,8 +73,15 @@ class Torch(WithRows):
         engine._model.hidden = boom
 
 
+class TorchOnGpu(Torch):
+    device = "cuda"
+
+
+ON_A_GPU = pytest.param(TorchOnGpu, marks=pytest.mark.gpu, id="torch on a GPU")
+
+
 class TestEmbedded(EngineContract):
-    @pytest.fixture(params=[Scripted, Torch], ids=["scripted", "torch"])
+    @pytest.fixture(params=[pytest.param(Scripted, id="scripted"), pytest.param(Torch, id="torch"), ON_A_GPU])
     def kind(self, request: pytest.FixtureRequest) -> EngineKind:
         kind: EngineKind = request.param()
         return kind
