@@ -73,6 +73,11 @@ class Answer:
         """The server doesn't have this."""
         return self.status in (403, 404, 405)
 
+    @property
+    def late(self) -> bool:
+        """Somebody on the way didn't wait, or not yet: nothing is wrong with the request."""
+        return self.status in (408, 425)
+
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; empty if it is something else."""
         try:
