@@ -1,7 +1,12 @@
 """Contracts find what is broken: a rule, a log or a store that breaks its promise fails a test of it."""
 
+import asyncio
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,8 @@ from groupstate.testing import EvictionContract, LogContract, PayloadStoreContra
 
 from . import broken_rules
 from .broken_rules import in_band
+
+ROOT = Path(__file__).parents[2]
 
 
 def failed(contract: type, **fixtures: Callable[[], Any]) -> list[str]:
@@ -144,6 +151,73 @@ def test_a_broken_log_fails_the_test_that_says_so(log: type, test: str) -> None:
     found = failed(LogContract, log=log)
 
     assert test in found if test else found == []
+
+
+class Hangs(MemoryLog):
+    async def durable(self, seq: int) -> None:
+        await asyncio.Event().wait()
+
+
+class PatientContract(LogContract):
+    patience_s = 0.01
+
+
+def test_a_log_that_keeps_one_waiting_fails_and_does_not_hang_the_tests() -> None:
+    async def waits() -> None:
+        await PatientContract().test_waiting_makes_what_was_posted_durable(Hangs())
+
+    with pytest.raises(AssertionError, match=r"waited 0\.01 s for what didn't come"):
+        asyncio.run(waits())
+
+
+def test_a_timeout_of_what_is_tested_is_told_as_it_is() -> None:
+    class TimesOut(MemoryLog):
+        async def durable(self, seq: int) -> None:
+            raise TimeoutError("the disk is slow")
+
+    async def waits() -> None:
+        await LogContract().test_waiting_makes_what_was_posted_durable(TimesOut())
+
+    with pytest.raises(TimeoutError, match="the disk is slow"):
+        asyncio.run(waits())
+
+
+STRICT = """
+import asyncio
+
+import pytest
+
+from groupstate.log.memory import MemoryLog
+from groupstate.testing import LogContract, PayloadStoreContract
+
+
+class TestLog(LogContract):
+    @pytest.fixture
+    def log(self):
+        return MemoryLog()
+
+    async def test_one_of_my_own(self, log):
+        assert asyncio.get_running_loop() and log.last_seq == 0
+
+
+class TestStore(PayloadStoreContract):
+    @pytest.fixture
+    def store(self):
+        return MemoryLog().payloads
+"""
+
+
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_a_contract_needs_neither_a_setting_nor_a_plugin(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "test_mine.py").write_text(STRICT)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", f"--asyncio-mode={mode}"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert "32 passed, 2 skipped" in done.stdout
 
 
 class Aliases(MemoryPayloads):

@@ -21,7 +21,7 @@ import pytest_asyncio
 
 from groupstate.engines.port import Engine, Generation, Request, SamplingParams
 from groupstate.errors import EngineDied, EngineError, RequestRefused
-from groupstate.testing.contract import Contract
+from groupstate.testing.contracts.base import Contract
 
 VOCABULARY = 16
 """Every engine knows at least the tokens below this one."""

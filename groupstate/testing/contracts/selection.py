@@ -14,7 +14,7 @@ from groupstate.core.custom import CustomRule
 from groupstate.core.invariants import violations
 from groupstate.core.rules import Rules
 from groupstate.errors import CustomRuleError
-from groupstate.testing.contract import Contract
+from groupstate.testing.contracts.base import Contract
 from groupstate.testing.notation import Story, play
 from groupstate.testing.twin import names
 from groupstate.testing.watched import Watched
