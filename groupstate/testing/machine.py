@@ -13,15 +13,18 @@ what can't come; in the end everything goes well, and whoever waits must have an
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, ClassVar
 
 from groupstate.core.custom import CustomRule
+from groupstate.core.events import VALIDATION
 from groupstate.core.rules import Rules
 from groupstate.errors import MissingExtra
 from groupstate.testing import strategies
 from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story
+from groupstate.testing.plain.run import Row
 from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
 from groupstate.testing.twin import Twin, names
 from groupstate.testing.watched import Asked
@@ -37,16 +40,27 @@ except ModuleNotFoundError as error:
 LAST_THINGS = ["finish_group", "sample", "publish", "commit", "release", "cancel", "fail_group"]
 """What a process may be at when it dies."""
 
-ONE_OR_TWO = st.lists(PICKS, min_size=1, max_size=1) | st.lists(PICKS, min_size=1, max_size=2)
+ENDS = PICKS | st.integers(0, 9999)
+"""How a session ends: a number that stands for a value of each metric, and a length."""
+
+ONE_OR_TWO = st.lists(ENDS, min_size=1, max_size=1) | st.lists(ENDS, min_size=1, max_size=2)
+ONE_TO_THREE = st.lists(ENDS, min_size=1, max_size=3)
 
 
 class GroupMachine(RuleBasedStateMachine):
+    """Runs under your rules, made up by hypothesis. Subclass it, say what it is about in the attributes below, and give
+    its `TestCase` to pytest."""
+
     run_rules: ClassVar[Rules | None] = None
     """The rules that every story is played under. None with a `selection`: `Rules()`; without one: others each time."""
     selection: ClassVar[Any] = None
     """A selection of your own: the function itself."""
     values: ClassVar[Sequence[float]] = VALUES
     """Of the metric that sessions report (`filter_metric`, or `reward`). Put the bounds of your rule among them."""
+    metrics: ClassVar[Mapping[str, Sequence[float]]] = {}
+    """Other metrics that sessions report, by name, and what each may be."""
+    lengths: ClassVar[Sequence[int]] = ()
+    """How many tokens an answer may have. Without it that is 0, 1 or 2."""
     sources: ClassVar[Sequence[int | None]] = (100, 3, None, 8)
     """How many prompts the source may have; None for no source."""
     patient: ClassVar[bool] = False
@@ -117,12 +131,12 @@ class GroupMachine(RuleBasedStateMachine):
         self.moves.finish(pick, self._values(values), versions)
 
     @precondition(lambda self: self.moves.can_finish_group())
-    @rule(pick=PICKS, values=st.lists(PICKS, min_size=1, max_size=3), partition=PARTITIONS)
+    @rule(pick=PICKS, values=ONE_TO_THREE, partition=PARTITIONS)
     def finish_group(self, pick: int, values: list[int], partition: str) -> None:
         self.moves.finish_group(pick, self._values(values), partition)
 
     @precondition(lambda self: self.moves.can_finish_group())
-    @rule(count=st.integers(1, 3), values=st.lists(PICKS, min_size=1, max_size=3))
+    @rule(count=st.integers(1, 3), values=ONE_TO_THREE)
     def finish_groups(self, count: int, values: list[int]) -> None:
         """Several at once, since single steps seldom lead to a batch."""
         for number in range(count):
@@ -130,7 +144,7 @@ class GroupMachine(RuleBasedStateMachine):
                 self.moves.finish_group(number, self._values(values))
 
     @precondition(lambda self: self.moves.can_finish_group())
-    @rule(count=st.integers(1, 2), values=st.lists(PICKS, min_size=1, max_size=3), commits=st.booleans())
+    @rule(count=st.integers(1, 2), values=ONE_TO_THREE, commits=st.booleans())
     def train(self, count: int, values: list[int], commits: bool) -> None:
         """What a trainer does: sample, learn, publish, and commit later perhaps."""
         for number in range(count):
@@ -142,6 +156,14 @@ class GroupMachine(RuleBasedStateMachine):
             self.moves.publish(1)
         if commits and self.moves.has_batch():
             self.moves.commit(0)
+
+    @precondition(lambda self: self.moves.can_finish_group())
+    @rule(size=st.integers(1, 2), values=ONE_TO_THREE)
+    def validate(self, size: int, values: list[int]) -> None:
+        """A group of validation ends beside a sampler of training, which it is nothing to."""
+        self.moves.finish_group(0, self._values(values), VALIDATION)
+        if self.moves.can_sample():
+            self.moves.sample(size)
 
     @precondition(lambda self: self.failures and self.moves.can_finish())
     @rule(pick=PICKS, kind=FAILURES, retryable=st.booleans())
@@ -240,13 +262,29 @@ class GroupMachine(RuleBasedStateMachine):
             self.moves.fail_group(pick)
         self.moves.recover(0)
 
-    def _values(self, picks: Sequence[int]) -> list[float]:
-        return [self.values[pick % len(self.values)] for pick in picks]
+    def _values(self, picks: Sequence[int]) -> list[float | Row]:
+        return [self._row(pick) if self.metrics or self.lengths else self._digits(pick)[0] for pick in picks]
+
+    def _row(self, pick: int) -> Row:
+        value, *others, tokens = self._digits(pick)
+        return Row({self.twin.metric: value, **dict(zip(self.metrics, others, strict=True))}, [], tokens)
+
+    def _digits(self, pick: int) -> list[Any]:
+        """A choice of each kind, as the digits of a number are."""
+        digits: list[Any] = []
+        for choices in self._choices():
+            pick, digit = divmod(pick, len(choices))
+            digits.append(choices[digit])
+        return digits
+
+    @classmethod
+    def _choices(cls) -> list[Sequence[Any]]:
+        return [cls.values, *cls.metrics.values(), cls.lengths or (None,)]
 
     def teardown(self) -> None:
         """All goes well in the end, unless something is wrong already."""
         if not self._is_broken():
-            self.twin.end_well((self.values[0], self.values[-1]))
+            self.twin.end_well(self._values([0, prod(map(len, self._choices())) - 1]))
 
     def _is_broken(self) -> bool:
         twin = getattr(self, "twin", None)

@@ -207,8 +207,9 @@ class Twin:
 
     # Several lines at once ---------------------------------------------------------------------------
 
-    def finish_group(self, name: str, values: Sequence[float]) -> None:
-        """All that isn't settled of a group ends well; session n has the n-th of `values`, over and over."""
+    def finish_group(self, name: str, values: Sequence[float | Row]) -> None:
+        """All that isn't settled of a group ends well; session n has the n-th of `values`, over and over: a value of
+        the metric, or a whole row."""
         group = self.model.groups[name]
         requeues = group.requeues
         if group.in_flight and all(session.state == "waiting" for session in group.sessions):
@@ -220,9 +221,12 @@ class Twin:
                 if verb == "start" and group.sessions[number].state == "waiting":
                     self.start(name, number)
                 elif verb == "finish" and group.sessions[number].state == "open":
-                    self.finish(name, number, [Row({self.metric: values[number % len(values)]})])
+                    self.finish(name, number, [self._row(values[number % len(values)])])
 
-    def end_well(self, values: Sequence[float] = (0.0, 1.0)) -> None:
+    def _row(self, value: float | Row) -> Row:
+        return value if isinstance(value, Row) else Row({self.metric: value})
+
+    def end_well(self, values: Sequence[float | Row] = (0.0, 1.0)) -> None:
         """What is in flight ends well, again and again. With a source, whoever waits for training has an answer then;
         without one he waits for what only a submit could bring."""
         if self.model.writes_left is not None:
@@ -395,6 +399,8 @@ def rows_in_words(rows: Sequence[Row]) -> str:
 
 def _row_in_words(row: Row) -> str:
     words = [f"{name}={number(value)}" for name, value in row.metrics.items()]
+    if row.tokens is not None:
+        words.append(f"tokens={row.tokens}")
     if row.versions:
         words.append("versions=" + ",".join(map(str, row.versions)))
     return " ".join(words)

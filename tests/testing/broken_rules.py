@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from groupstate import Book, Drop, OpenRequest, Phase, Rules, Select
+from groupstate.core.events import TrajectoryRecord
 from groupstate.core.group import Group
 
 
@@ -94,3 +95,27 @@ def wants_each_reward(book: Book, rules: Rules, request: OpenRequest) -> Iterato
     ready = sorted(book.ready(), key=lambda group: [one.trajectories[-1].metrics["reward"] for one in group.sessions])
     if len(ready) >= request.size:
         yield Select(group.group_id for group in ready[: request.size])
+
+
+def rows(group: Group) -> list[TrajectoryRecord]:
+    return [row for session in group.sessions for row in session.trajectories]
+
+
+def short_and_safe(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """Evicts groups with an answer of more than 8 tokens, and such as are unsafe."""
+    good = []
+    for group in book.ready():
+        if max(row.response_tokens for row in rows(group)) > 8 or min(row.metrics["safe"] for row in rows(group)) < 1:
+            yield Drop(group.group_id)
+        else:
+            good.append(group.group_id)
+    if len(good) >= request.size:
+        yield Select(good[: request.size])
+
+
+def short_if_all_are(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """Looks for groups whose answers are all too long, and so keeps one long answer among short ones."""
+    good = [group for group in book.ready() if min(row.response_tokens for row in rows(group)) <= 8]
+    yield from (Drop(group.group_id) for group in book.ready() if group not in good)
+    if len(good) >= request.size:
+        yield Select(group.group_id for group in good[: request.size])

@@ -5,6 +5,7 @@ Rule: the stories are chosen by fixed seeds, so that what is found once is found
 
 import logging
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -79,6 +80,21 @@ class InBandInSyncMode(InBand):
 TestInBandInSyncMode = InBandInSyncMode.TestCase
 
 
+class ShortAndSafe(GroupMachine):
+    metrics: ClassVar[Mapping[str, Sequence[float]]] = {"safe": (0.0, 1.0)}
+    lengths: ClassVar[Sequence[int]] = (1, 8, 9, 4096)
+    selection = broken_rules.short_and_safe
+
+    def promise(self, asked: Asked) -> None:
+        for group in asked.selected:
+            assert all(row.response_tokens <= 8 for row in broken_rules.rows(group))
+        for group in asked.dropped:
+            assert any(row.response_tokens > 8 or not row.metrics["safe"] for row in broken_rules.rows(group))
+
+
+TestShortAndSafe = ShortAndSafe.TestCase
+
+
 # What is broken --------------------------------------------------------------------------------------
 
 BROKEN: dict[str, tuple[Any, str]] = {
@@ -126,6 +142,17 @@ def test_a_bound_that_is_off_by_one_is_found_by_the_promise() -> None:
     assert error.what.startswith("The rule above_the_lower_bound broke its promise: ")
     assert "has a mean of 0.25 and is dropped" in error.what.partition("\n")[0]
     assert isinstance(error.__cause__, AssertionError)
+
+
+def test_a_rule_about_lengths_is_held_against_answers_of_these_lengths() -> None:
+    class ShortIfAllAre(ShortAndSafe):
+        selection = broken_rules.short_if_all_are
+
+    error = broken(ShortIfAllAre)
+
+    assert error.what.startswith("The rule short_if_all_are broke its promise: ")
+    assert any(re.search(r"finish \w+\.0 reward=[\d.]+ safe=[01] tokens=(9|4096)", line) for line in error.lines)
+    assert any(re.search(r"tokens=[18]\b", line) for line in error.lines)
 
 
 def test_the_story_can_be_pasted_as_a_test() -> None:
