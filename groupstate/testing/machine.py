@@ -12,7 +12,6 @@ After every step the invariants hold, the model expects each event that was reco
 what can't come; in the end everything goes well, and whoever waits must have an answer. A failure is a `BrokenStory`.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, ClassVar
@@ -20,11 +19,12 @@ from typing import Any, ClassVar
 from groupstate.core.custom import CustomRule
 from groupstate.core.events import VALIDATION
 from groupstate.core.rules import Rules
-from groupstate.errors import MissingExtra
+from groupstate.errors import BadSettings, MissingExtra
 from groupstate.testing import strategies
 from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story
 from groupstate.testing.plain.run import Row
+from groupstate.testing.said import check_names, own_selection
 from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
 from groupstate.testing.twin import Twin, names
 from groupstate.testing.watched import Asked
@@ -45,6 +45,13 @@ ENDS = PICKS | st.integers(0, 9999)
 
 ONE_OR_TWO = st.lists(ENDS, min_size=1, max_size=1) | st.lists(ENDS, min_size=1, max_size=2)
 ONE_TO_THREE = st.lists(ENDS, min_size=1, max_size=3)
+
+
+OTHERS = {
+    "rules": "run_rules = Rules(...)",
+    "settings": "`settings` of the TestCase",
+    **dict.fromkeys(("select", "eviction", "evict", "custom"), "selection = the function; it yields Drop too"),
+}
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -74,6 +81,8 @@ class GroupMachine(RuleBasedStateMachine):
         """Which lines of the library a failure has in common, and whether there is a second one, tells little of a
         rule and takes long to find out."""
         super().__init_subclass__(**kwargs)
+        check_names(cls, GroupMachine, OTHERS)
+        own_selection(cls)
         usual = cls.TestCase.settings
         cls.TestCase.settings = settings(
             usual, phases=[phase for phase in usual.phases if phase is not Phase.explain], report_multiple_bugs=False
@@ -110,10 +119,12 @@ class GroupMachine(RuleBasedStateMachine):
 
     @classmethod
     def _selection(cls) -> CustomRule | None:
-        """The function, which isn't a method although it stands in a class."""
-        found = inspect.getattr_static(cls, "selection")
-        function: CustomRule | None = found.__func__ if isinstance(found, staticmethod) else found
-        return function
+        found = own_selection(cls)
+        if found is None and cls.promise is not GroupMachine.promise:
+            raise BadSettings(
+                f"{cls.__qualname__} has a promise, and no selection that could keep it; say selection = the function"
+            )
+        return found
 
     @precondition(lambda self: self.moves.can_submit())
     @rule(size=st.integers(1, 3), partition=PARTITIONS, dataset=st.sampled_from(["", "math", "code"]))

@@ -6,6 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from groupstate.testing.said import check_names
+
+OTHERS = {
+    "run_rules": "rules = Rules(...)",
+    **dict.fromkeys(("rule", "select", "eviction", "evict"), "selection = the function"),
+}
+
 
 class Contract:
     """Tests that a subclass inherits. They are async where what they test is; pytest-asyncio runs them, in any mode of
@@ -16,6 +23,10 @@ class Contract:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for base in cls.__mro__[1:]:
+            if issubclass(base, Contract):
+                check_names(cls, base, OTHERS)
+                break
         for name, test in list(vars(cls).items()):
             if name.startswith("test_") and inspect.iscoroutinefunction(test):
                 setattr(cls, name, _bounded(test))

@@ -6,16 +6,16 @@
 A built-in selection is given as `rules = Rules(selection="freshest_first")`.
 """
 
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from groupstate.core.custom import CustomRule
 from groupstate.core.invariants import violations
 from groupstate.core.rules import Rules
-from groupstate.errors import CustomRuleError
+from groupstate.errors import BadSettings, CustomRuleError
 from groupstate.testing.contracts.base import Contract
 from groupstate.testing.notation import Story, play
+from groupstate.testing.said import own_selection
 from groupstate.testing.twin import names
 from groupstate.testing.watched import Watched
 
@@ -30,12 +30,22 @@ class RuleContract(Contract):
     good: ClassVar[Sequence[str]] = ("reward=0", "reward=1")
     """How the sessions of a group end that the rule takes, one after the other, in the notation."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own_selection(cls)
+
     @classmethod
     def own(cls) -> CustomRule | None:
-        """The function, which isn't a method although it stands in a class."""
-        found = inspect.getattr_static(cls, "selection")
-        function: CustomRule | None = found.__func__ if isinstance(found, staticmethod) else found
-        return function
+        """
+        Raises:
+            BadSettings: nothing says which rule is tested.
+        """
+        found = own_selection(cls)
+        if found is None and not any("rules" in vars(each) for each in cls.__mro__ if each is not RuleContract):
+            raise BadSettings(
+                f"{cls.__qualname__} doesn't say which rule it tests: selection = the function, or rules = Rules(...)"
+            )
+        return found
 
     def play(self, *lines: str, source: int | None = None) -> Story:
         """A story under the rule, which is asked twice each time.
