@@ -1,6 +1,7 @@
 """Selections of a user's own with the mistakes that one makes, and the same ones right."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from groupstate import Book, Drop, OpenRequest, Phase, Rules, Select
 from groupstate.core.events import TrajectoryRecord
@@ -119,3 +120,36 @@ def short_if_all_are(book: Book, rules: Rules, request: OpenRequest) -> Iterator
     yield from (Drop(group.group_id) for group in book.ready() if group not in good)
     if len(good) >= request.size:
         yield Select(group.group_id for group in good[: request.size])
+
+
+def gives_up_by_hand(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """Takes groups out of the book itself, and trips over that the next time."""
+    for group in list(book.ready()):
+        if mean(group) == 1.0:
+            del book.groups[group.group_id]
+    yield from in_band(book, rules, request)
+
+
+def hides_rewards(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """Caps the rewards for itself, and so for all."""
+    for group in book.ready():
+        for row in rows(group):
+            row.metrics["reward"] = min(row.metrics["reward"], 0.5)
+    yield from in_band(book, rules, request)
+
+
+class Later:
+    """Would have to be awaited, which isn't to be seen before it is asked."""
+
+    def __call__(self, book: Book, rules: Rules, request: OpenRequest) -> Any:
+        async def answer() -> list[Select | Drop]:
+            return []
+
+        return answer()
+
+
+def names_one(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """An id in place of a list of ids."""
+    for group in book.ready():
+        yield Select(group.group_id)
+        return

@@ -110,6 +110,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
         r"lets a sample of \d wait for ever: sampleable are [\w, ]+, nothing is in flight",
     ),
     "forgetful": (broken_rules.Forgetful(), "gave two answers to one question"),
+    "gives_up_by_hand": (broken_rules.gives_up_by_hand, "changed the book; a rule only looks at it"),
+    "hides_rewards": (broken_rules.hides_rewards, "changed the book; a rule only looks at it"),
+    "coroutine": (broken_rules.Later(), "is async; a rule is a plain function of the book"),
+    "names_one": (broken_rules.names_one, r"raised BadInput: Select takes a list of group ids, and not the text '\w+'"),
     "wants_each_reward": (broken_rules.wants_each_reward, "raised IndexError: tuple index out of range"),
 }
 
@@ -142,6 +146,19 @@ def test_a_bound_that_is_off_by_one_is_found_by_the_promise() -> None:
     assert error.what.startswith("The rule above_the_lower_bound broke its promise: ")
     assert "has a mean of 0.25 and is dropped" in error.what.partition("\n")[0]
     assert isinstance(error.__cause__, AssertionError)
+
+
+def test_a_broken_promise_is_told_with_the_question_and_the_answer() -> None:
+    class NeverHalf(InBand):
+        def promise(self, asked: Asked) -> None:
+            assert all(mean(group) != 0.5 for group in asked.selected)
+
+    error = broken(NeverHalf)
+
+    told = re.search(r"It was asked for (\d) of these groups:\n\n((?:    .*\n)+)\nand answered (.*)", error.what)
+    assert told
+    assert re.fullmatch(r"(    \w+, lag \d: reward=[\d.]+[^\n]*\n)+", told[2])
+    assert re.search(r"Select\(\['\w+'", told[3])
 
 
 def test_a_rule_about_lengths_is_held_against_answers_of_these_lengths() -> None:
