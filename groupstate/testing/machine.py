@@ -12,8 +12,11 @@ After every step the invariants hold, the model expects each event that was reco
 what can't come; in the end everything goes well, and whoever waits must have an answer. A failure is a `BrokenStory`.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any, ClassVar
 
 from groupstate.core.custom import CustomRule
@@ -25,13 +28,15 @@ from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story
 from groupstate.testing.plain.run import Row
 from groupstate.testing.said import check_names, own_selection
+from groupstate.testing.shorter import Shorter
 from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
-from groupstate.testing.twin import Twin, names
+from groupstate.testing.twin import BrokenStory, Twin, names
 from groupstate.testing.watched import Asked
 
 try:
     from hypothesis import Phase, settings
     from hypothesis import strategies as st
+    from hypothesis.errors import Flaky
     from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 except ModuleNotFoundError as error:
     raise MissingExtra("groupstate.testing.machine", "hypothesis", "testing") from error
@@ -39,6 +44,13 @@ except ModuleNotFoundError as error:
 
 LAST_THINGS = ["finish_group", "sample", "publish", "commit", "release", "cancel", "fail_group"]
 """What a process may be at when it dies."""
+
+PACKAGE = Path(__file__).parents[1]
+
+NOT_THE_SAME = (
+    "Told again, the same story went otherwise: the rule looks at something beside the book, such as a clock, a random "
+    "number, or what it remembers."
+)
 
 ENDS = PICKS | st.integers(0, 9999)
 """How a session ends: a number that stands for a value of each metric, and a length."""
@@ -85,8 +97,11 @@ class GroupMachine(RuleBasedStateMachine):
         own_selection(cls)
         usual = cls.TestCase.settings
         cls.TestCase.settings = settings(
-            usual, phases=[phase for phase in usual.phases if phase is not Phase.explain], report_multiple_bugs=False
+            usual,
+            phases=[phase for phase in usual.phases if phase not in (Phase.explain, Phase.shrink)],
+            report_multiple_bugs=False,
         )
+        _tell_in_short(cls)
 
     def promise(self, asked: Asked) -> None:
         """What each answer of `selection` is held against; override it, and assert what the rule is meant to give."""
@@ -95,22 +110,30 @@ class GroupMachine(RuleBasedStateMachine):
         """What must hold after each line of a story; override it, and look at `story.book`, `story.batches()`,
         `story.evicted()`. It isn't called between the death of a process and its recovery."""
 
+    _broken: ClassVar[Shorter | None] = None
+    """The last story in which something was wrong."""
+
     # The steps ---------------------------------------------------------------------------------------
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
         rules = self._rules(data)
         count = data.draw(st.sampled_from(list(self.sources)), "prompts of the source")
-        self.twin = Twin(
+        admits = count is not None and data.draw(st.booleans(), "a rollout is running")
+        self.twin = self._twin(rules, count, admits)
+        self._shorter = Shorter(functools.partial(self._twin, rules), self.twin, count, admits)
+        self.moves = Moves(self.twin, values=self.values)
+
+    def _twin(self, rules: Rules, prompts: int | None, admits: bool) -> Twin:
+        return Twin(
             rules=rules,
-            source=None if count is None else names(count),
-            admits=count is not None and data.draw(st.booleans(), "a rollout is running"),
+            source=None if prompts is None else names(prompts),
+            admits=admits,
             selection=self._selection(),
             promise=self.promise,
             check=self.check,
             patient=self.patient,
         )
-        self.moves = Moves(self.twin, values=self.values)
 
     def _rules(self, data: st.DataObject) -> Rules:
         if self.run_rules is not None or self._selection() is not None:
@@ -294,9 +317,55 @@ class GroupMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """All goes well in the end, unless something is wrong already."""
-        if not self._is_broken():
-            self.twin.end_well(self._values([0, prod(map(len, self._choices())) - 1]))
+        try:
+            if not self._is_broken():
+                self.twin.end_well(self._values([0, prod(map(len, self._choices())) - 1]))
+        finally:
+            if hasattr(self, "twin") and self.twin.broken is not None:
+                type(self)._broken = self._shorter
 
     def _is_broken(self) -> bool:
         twin = getattr(self, "twin", None)
         return twin is None or twin.broken is not None
+
+
+def _tell_in_short(cls: type[GroupMachine]) -> None:
+    """What pytest shows of a failure is its story, in as few lines as show it, and the user's own code."""
+    run = cls.TestCase.runTest
+
+    @functools.wraps(run)
+    def run_test(self: Any) -> None:
+        if (broken := _failure(cls, functools.partial(run, self))) is not None:
+            raise broken
+
+    cls.TestCase.runTest = run_test  # type: ignore[method-assign]
+
+
+def _failure(cls: type[GroupMachine], run: Callable[[], None]) -> BrokenStory | None:
+    """
+    Raises:
+        Exception: of a run in which no story was broken.
+    """
+    cls._broken = None
+    is_flaky = False
+    try:
+        run()
+    except (BrokenStory, Flaky) as error:
+        if cls._broken is None:
+            raise
+        is_flaky = isinstance(error, Flaky)
+    if cls._broken is None:
+        return None
+    # Not while the error is handled: it would be shown as well, with a story that is longer.
+    broken = cls._broken.run()
+    if is_flaky:
+        broken.add(NOT_THE_SAME)
+    if not _is_of_a_user(broken.__cause__):
+        broken.__cause__ = None
+    return broken.with_traceback(None)
+
+
+def _is_of_a_user(error: BaseException | None) -> bool:
+    """Whether it comes from code outside this package."""
+    frames = traceback.extract_tb(None if error is None else error.__traceback__)
+    return any(not Path(frame.filename).is_relative_to(PACKAGE) for frame in frames)

@@ -4,6 +4,8 @@ Rule: what is wrong is kept in `problem` and not raised, since an exception woul
 """
 
 import inspect
+import re
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -60,6 +62,8 @@ class Watched:
         """The first that was found; `taken` takes it away."""
         self.complaint = ""
         """The same as the end of a sentence that begins with the rule's name."""
+        self.kind = ""
+        """The same for whatever groups it is about."""
 
     @property
     def name(self) -> str:
@@ -87,6 +91,7 @@ class Watched:
         Raises:
             AssertionError: what it did can't be gone on from.
         """
+        __tracebackhide__ = True
         raised: Exception | None = None
         try:
             answer = _listed(self.rule(book, rules, request))
@@ -121,6 +126,7 @@ class Watched:
         self.answers.append(Said(request.request, selected, [(drop.group_id, drop.reason) for drop in drops]))
         if self.promise is None:
             return
+        __tracebackhide__ = True
         groups = book.groups
         asked = Asked(
             book,
@@ -134,11 +140,13 @@ class Watched:
             self.promise(asked)
         except Exception as error:
             # It is the user's: its own exceptions tell him best.
-            self._found(error, f"broke its promise: {str(error) or type(error).__name__}\n\n{_in_words(asked, answer)}")
+            complaint = f"broke its promise: {str(error) or type(error).__name__}\n\n{_in_words(asked, answer)}"
+            self._found(error, complaint, kind=f"promise {place_of(error)}")
 
-    def _found(self, problem: Exception, complaint: str) -> None:
+    def _found(self, problem: Exception, complaint: str, kind: str = "") -> None:
         if self.problem is None:
             self.problem, self.complaint = problem, complaint
+            self.kind = kind or without_names(complaint)
 
     def taken(self) -> Exception | None:
         """What was found since somebody looked."""
@@ -174,6 +182,17 @@ def _intent_in_words(intent: Select | Drop) -> str:
     if isinstance(intent, Drop):
         return f"Drop({intent.group_id!r})"
     return f"Select({list(intent.group_ids)})"
+
+
+def without_names(text: str) -> str:
+    """A sentence that is the same for whatever groups and numbers it is about."""
+    return re.sub(r"\[.*\]|'[^']*'|\d+", "_", text)
+
+
+def place_of(error: BaseException) -> str:
+    """The line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
 def _listed(answer: Any) -> Any:

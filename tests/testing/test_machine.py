@@ -199,8 +199,72 @@ def test_a_patient_rule_may_keep_a_sampler_waiting() -> None:
     run(machine_of(broken_rules.needs_one_more, patient=True), examples=20)
 
 
-def test_a_machine_has_no_explanation_of_lines() -> None:
-    assert Phase.explain not in InBand.TestCase.settings.phases
+def test_a_machine_has_hypothesis_neither_shrink_nor_explain() -> None:
+    assert not {Phase.explain, Phase.shrink} & set(InBand.TestCase.settings.phases)
+
+
+# What pytest is told -----------------------------------------------------------------------------------
+
+
+def told(machine: type[GroupMachine]) -> BrokenStory:
+    """What the test of a machine fails with."""
+    machine.TestCase.settings = settings(machine.TestCase.settings, derandomize=True, database=None)
+    with pytest.raises(BrokenStory) as caught:
+        machine.TestCase("runTest").runTest()
+    return caught.value
+
+
+def test_a_failure_is_told_in_as_few_lines_as_show_it() -> None:
+    class OffByOne(InBand):
+        selection = broken_rules.above_the_lower_bound
+
+    error = told(OffByOne)
+
+    verbs = [line.split()[0] for line in error.lines]
+    assert verbs == ["submit", "start", *["finish"] * (len(verbs) - 3), "sample"]
+    assert "source=" not in str(error)
+    assert isinstance(error.__cause__, AssertionError)
+
+
+def test_a_story_is_made_shorter_only_while_it_shows_the_same() -> None:
+    error = told(machine_of(broken_rules.wants_each_reward, run_rules=Rules(survivors_min=1)))
+
+    assert error.what == "The rule wants_each_reward raised IndexError: tuple index out of range"
+    assert any(line.startswith(("fail", "finish g1.0 nothing", "finish r1.0 nothing")) for line in error.lines)
+    assert len(error.lines) <= 12
+
+
+def test_what_only_the_end_of_a_story_shows_is_told_whole() -> None:
+    class Blind(GroupMachine):
+        run_rules = Rules()
+        sources = (3,)
+
+        def check(self, story: Story) -> None:
+            if len(story.evicted()) > 2:
+                raise KeyError("more than two")
+
+    error = told(Blind)
+
+    assert error.what.startswith("The check doesn't hold: 'more than two'")
+    assert len(error.lines) <= 12
+
+
+class Turns:
+    """Answers by its own count, so that the same story goes otherwise the next time."""
+
+    asked = 0
+
+    def __call__(self, book: Any, rules: Any, request: Any) -> Any:
+        Turns.asked += 1
+        assert Turns.asked != 40, "the fortieth"
+        return in_band(book, rules, request)
+
+
+def test_a_story_that_cannot_be_told_again_says_what_that_means() -> None:
+    error = told(machine_of(Turns()))
+
+    assert error.what.startswith("The rule Turns raised AssertionError: the fortieth")
+    assert "Told again, the same story went otherwise: the rule looks at something beside the book" in error.what
 
 
 # A library that is broken ----------------------------------------------------------------------------
