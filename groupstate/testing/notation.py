@@ -105,6 +105,8 @@ class Story:
         self.rules = rules or Rules()
         self.log = MortalLog()
         self.now_ns = START_NS
+        self.lines: list[str] = []
+        """What was told until now."""
         self.waiters: list[Waiter] = []
         self.fenced: list[ev.FenceReason | None] = []
         """For each result in turn: why it was fenced, None if it was taken."""
@@ -150,6 +152,7 @@ class Story:
     def tell(self, *lines: str) -> "Story":
         """Go on with more lines."""
         for line in lines:
+            self.lines.append(line)
             verb, *words = line.split()
             handler = _VERBS.get(verb)
             if handler is None:

@@ -13,9 +13,10 @@ import pytest
 
 from groupstate import Drop, Rules, Select
 from groupstate.core.events import PayloadRef
+from groupstate.engines.scripted import ScriptedEngine
 from groupstate.log.memory import MemoryLog, MemoryPayloads
-from groupstate.simulate.loop import run_virtual
-from groupstate.testing import EvictionContract, LogContract, PayloadStoreContract, SelectionContract
+from groupstate.simulate.loop import VirtualLoop, run_virtual
+from groupstate.testing import EngineKind, EvictionContract, LogContract, PayloadStoreContract, SelectionContract
 
 from . import broken_rules
 from .broken_rules import in_band
@@ -115,6 +116,20 @@ def test_a_broken_eviction_fails_the_test_that_says_so(rule: Any, test: str) -> 
     assert test in failed(evicting(rule))
 
 
+def test_a_failure_of_a_rule_is_told_with_its_story() -> None:
+    contract = evicting(keeps_all)()
+
+    with pytest.raises(AssertionError) as caught:
+        contract.test_a_late_result_revives_nothing()
+
+    assert "\n".join(caught.value.__notes__) == (
+        "\nThe story, in which good groups end 'reward=0', 'reward=1' and bad groups end 'reward=1', 'reward=1', under "
+        "keeps_all:\n\n    submit bad/2\n    start bad\n    finish bad.0 reward=1\n    finish bad.1 reward=1\n"
+        "    sample 1\n    finish bad.0 reward=1 attempt=1\n\n"
+        "Batches: [['bad']]. Evicted: []. Sampleable: []."
+    )
+
+
 def test_settings_that_evict_nothing_fail_too() -> None:
     class Mine(EvictionContract):
         rules = Rules()
@@ -187,6 +202,7 @@ import asyncio
 
 import pytest
 
+from groupstate.engines.scripted import ScriptedEngine
 from groupstate.log.memory import MemoryLog
 from groupstate.testing import LogContract, PayloadStoreContract
 
@@ -250,3 +266,42 @@ def test_a_broken_store_fails_the_test_that_says_so(store: type, test: str) -> N
     found = failed(PayloadStoreContract, store=store)
 
     assert test in found if test else found == []
+
+
+class KindOfEngine(EngineKind):
+    """Only what has to be said."""
+
+    def make(self, **options: Any) -> ScriptedEngine:
+        return ScriptedEngine(lambda prompt_ids: [sum(prompt_ids) % 16] * 1900, context=2000, **options)
+
+    def weights(self) -> dict[str, Any]:
+        return {}
+
+    def kill(self, engine: Any) -> None:
+        engine.die(RuntimeError("boom"))
+
+    def token_count(self, engine: Any, request: Any) -> int:
+        return 0
+
+    def is_publishing(self, engine: Any) -> bool:
+        return False
+
+
+def test_a_kind_of_engine_has_a_usual_answer_for_what_it_does_not_say() -> None:
+    kind = KindOfEngine()
+
+    async def asked(loop: VirtualLoop) -> int:
+        engine = await kind.make_mortal(weight_version=3)
+        assert engine.weight_version == 3
+        return await kind.requests_left(engine)
+
+    assert run_virtual(asked) == 0
+    assert (kind.long, kind.death, kind.sets_slots) == (1500, "boom", False)
+
+
+def test_a_kind_of_engine_that_lacks_something_says_what() -> None:
+    class Mine(EngineKind):
+        def make(self, **options: Any) -> Any: ...
+
+    with pytest.raises(TypeError, match="abstract methods is_publishing, kill, token_count, weights"):
+        Mine()  # type: ignore[abstract]
