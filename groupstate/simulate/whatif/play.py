@@ -352,9 +352,10 @@ class _Play:
 
     def end(self, group_id: str, ending: Ending) -> bool:
         """Asked by the rules: end the open sessions of a group. They take as long to end as they did."""
-        after_ns, seq = self.arrivals[group_id].spare.get(self.book.groups[group_id].requeue_count, (0, LATER))
-        if ending is not SPARE or not after_ns:
+        told = self.arrivals[group_id].spare.get(self.book.groups[group_id].requeue_count)
+        if ending is not SPARE or told is None:
             return False
+        after_ns, seq = told
         self.ledger.mark_ending(group_id, ending)
         self._at(self.now_ns + after_ns, seq, lambda: self._end(group_id, ending))
         return True
