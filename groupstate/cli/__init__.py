@@ -14,6 +14,7 @@ from groupstate.cli.exploring import explore
 from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
 from groupstate.cli.simulating import simulate
+from groupstate.cli.supposing import whatif
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 
@@ -59,5 +60,5 @@ def main() -> None:
     """
 
 
-for command in (run, log, show, why, check, repair, disk, scenario, explore, simulate, demo):
+for command in (run, log, show, why, check, repair, disk, scenario, explore, simulate, whatif, demo):
     main.add_command(command)
