@@ -11,7 +11,7 @@ import click
 from groupstate.cli.collecting import run
 from groupstate.cli.doing import demo, scenario
 from groupstate.cli.exploring import explore
-from groupstate.cli.exporting import trace
+from groupstate.cli.exporting import export, trace
 from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
 from groupstate.cli.simulating import simulate
@@ -60,5 +60,5 @@ def main() -> None:
     """
 
 
-for command in (run, log, show, why, check, trace, repair, disk, scenario, explore, simulate, demo):
+for command in (run, log, show, why, check, trace, export, repair, disk, scenario, explore, simulate, demo):
     main.add_command(command)

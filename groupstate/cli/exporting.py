@@ -11,6 +11,7 @@ from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.errors import BadInput
 from groupstate.inspect.replay import book_at
+from groupstate.inspect.tables import write_tables
 from groupstate.inspect.trace import write_trace
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
@@ -76,6 +77,46 @@ def trace(run: Path, out: Path, tracks: str, first: int | None, last: int | None
                     )
                 ]
             )
+
+
+# export ---------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Write a run as tables.")
+@RUN
+@click.option(
+    "--parquet",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="Tables as Parquet files: events, sessions, trajectories, groups, batches, batch_groups, versions.",
+)
+@FORCE
+@AS_JSON
+@click.pass_context
+def export(ctx: click.Context, run: Path, parquet: Path | None, force: bool, as_json: bool) -> None:
+    """Write RUN as tidy tables, for DuckDB, Polars or pandas (--parquet; needs the extra 'parquet').
+
+    What is written is there whole or not at all. A directory that is there already is replaced only with --force, and
+    only if an earlier export made it.
+
+    \b
+    Examples:
+      groupstate export runs/demo --parquet tables
+      duckdb -c "select phase, count(*) from 'tables/groups.parquet' group by phase"
+    """
+    if parquet is None:
+        raise click.UsageError("Missing option '--parquet DIR'.", ctx)
+    base, start = beginning_of(run)
+    written = write_tables(_some(run, start), parquet, base, overwrite=force)
+    _tell_gone(start)
+    with while_read():
+        if as_json:
+            write_json(written)
+        else:
+            rows = [("written", written.path), ("events", f"{written.first_seq} to {written.last_seq}")]
+            counts = [(name, str(count)) for name, count in written.rows.items()]
+            write_sections([Section("export", (), rows), Section("tables", ("table", "rows"), counts)])
 
 
 def _some(run: Path, first: int, last: int | None = None) -> Iterator[Record]:
