@@ -6,12 +6,13 @@ from pathlib import Path
 import click
 
 from groupstate.cli.output import Section, while_read, write_json, write_sections
-from groupstate.cli.runs import beginning_of, nearest_book, records_of
+from groupstate.cli.runs import beginning_of, first_of, nearest_book, records_of
 from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.errors import BadInput
+from groupstate.inspect.redact import Redacted, redact
 from groupstate.inspect.replay import book_at
-from groupstate.inspect.tables import write_tables
+from groupstate.inspect.tables import Written, write_tables
 from groupstate.inspect.trace import write_trace
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
@@ -82,7 +83,7 @@ def trace(run: Path, out: Path, tracks: str, first: int | None, last: int | None
 # export ---------------------------------------------------------------------------------------------------
 
 
-@click.command(short_help="Write a run as tables.")
+@click.command(short_help="Write a run as tables, or as a copy for a bug report.")
 @RUN
 @click.option(
     "--parquet",
@@ -91,32 +92,72 @@ def trace(run: Path, out: Path, tracks: str, first: int | None, last: int | None
     metavar="DIR",
     help="Tables as Parquet files: events, sessions, trajectories, groups, batches, batch_groups, versions.",
 )
+@click.option(
+    "--redact",
+    "redacted",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="DIR|FILE.tar.gz",
+    help="A copy of the run in which nothing of yours is left.",
+)
 @FORCE
 @AS_JSON
 @click.pass_context
-def export(ctx: click.Context, run: Path, parquet: Path | None, force: bool, as_json: bool) -> None:
-    """Write RUN as tidy tables, for DuckDB, Polars or pandas (--parquet; needs the extra 'parquet').
+def export(
+    ctx: click.Context, run: Path, parquet: Path | None, redacted: Path | None, force: bool, as_json: bool
+) -> None:
+    """Write RUN in another form: tables for DuckDB, Polars or pandas (--parquet; needs the extra 'parquet'), or a copy
+    for a bug report (--redact).
 
-    What is written is there whole or not at all. A directory that is there already is replaced only with --force, and
-    only if an earlier export made it.
+    In the copy prompts, answers, error texts, group ids that you gave, and names of workers, data sets, metrics, files
+    and hosts are replaced, the same text by the same token. Numbers and times stay: every group is in the same phase
+    after every event, which is checked before the copy is handed out, and check, show and why say what they say of RUN.
+
+    What is written is there whole or not at all. Something that is there already is replaced only with --force, and a
+    directory only if an earlier export made it.
 
     \b
     Examples:
       groupstate export runs/demo --parquet tables
       duckdb -c "select phase, count(*) from 'tables/groups.parquet' group by phase"
+      groupstate export runs/demo --redact report.tar.gz
     """
-    if parquet is None:
-        raise click.UsageError("Missing option '--parquet DIR'.", ctx)
-    base, start = beginning_of(run)
-    written = write_tables(_some(run, start), parquet, base, overwrite=force)
-    _tell_gone(start)
+    if (parquet is None) == (redacted is None):
+        raise click.UsageError("Give one of --parquet DIR and --redact DIR|FILE.tar.gz.", ctx)
+    done: Written | Redacted
+    if parquet is not None:
+        base, start = beginning_of(run)
+        done = write_tables(_some(run, start), parquet, base, overwrite=force)
+        _tell_gone(start)
+    else:
+        assert redacted is not None
+        _some(run, first_of(run))
+        done = redact(run, redacted, overwrite=force)
     with while_read():
         if as_json:
-            write_json(written)
+            write_json(done)
         else:
-            rows = [("written", written.path), ("events", f"{written.first_seq} to {written.last_seq}")]
-            counts = [(name, str(count)) for name, count in written.rows.items()]
-            write_sections([Section("export", (), rows), Section("tables", ("table", "rows"), counts)])
+            write_sections(_written(done) if isinstance(done, Written) else _redacted(done))
+
+
+def _written(done: Written) -> list[Section]:
+    rows = [("written", done.path), ("events", f"{done.first_seq} to {done.last_seq}")]
+    counts = [(name, str(count)) for name, count in done.rows.items()]
+    return [Section("export", (), rows), Section("tables", ("table", "rows"), counts)]
+
+
+def _redacted(done: Redacted) -> list[Section]:
+    rows = [
+        ("written", done.path),
+        ("events", f"{done.first_seq} to {done.last_seq}"),
+        ("segments", str(done.segments)),
+        ("snapshots", str(done.snapshots)),
+        ("payloads", str(done.payloads)),
+        ("phases", f"the same after every event (digest {done.phases[:16]})"),
+        *(("left out", text) for text in done.left_out),
+    ]
+    counts = [(what, str(count)) for what, count in done.replaced.items()]
+    return [Section("export", (), rows), Section("replaced", ("what", "texts"), counts)]
 
 
 def _some(run: Path, first: int, last: int | None = None) -> Iterator[Record]:
