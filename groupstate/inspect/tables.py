@@ -6,6 +6,7 @@ Rule 2: rows are written in groups as they come; what is held is what is open, a
 
 import os
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ import msgspec
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.errors import BadInput, MissingExtra
-from groupstate.inspect.columns import METRICS, TABLES, TEXTS, TIME, Column
+from groupstate.inspect.columns import METRICS, TABLES, TEXT, TEXTS, TIME, Column
 from groupstate.inspect.lives import Attempt, Draw, Life, Listener, Lives, Version
 from groupstate.inspect.words import KINDS, time_of
 from groupstate.inspect.writing import whole_folder
@@ -26,8 +27,14 @@ MARKER: Final = "export.json"
 FORMAT: Final = "groupstate-tables"
 FORMAT_VERSION: Final = 1
 
+SAME_FIELDS_MAX: Final = 256
+"""Of each kind, so many events are remembered as JSON: most say the same as another, such as the same worker."""
+
 ROW_GROUP_ROWS: Final = 32_768
 """Rows that are gathered before they are written. A row of `sessions` takes under a kilobyte until then."""
+
+LOOKED_AT: Final = 256
+"""Events after which it is looked whether so many rows have gathered."""
 
 Row = tuple[Any, ...]
 
@@ -61,7 +68,7 @@ def write_tables(
     with whole_folder(target, MARKER, overwrite=overwrite) as beside:
         files = {name: parquet.file(beside / f"{name}.parquet", columns) for name, columns in TABLES.items()}
         try:
-            tables = _Tables({name: file.add for name, file in files.items()}, base)
+            tables = _Tables(files, base)
             first, last = tables.take(records)
         finally:
             for file in files.values():
@@ -97,11 +104,12 @@ def _about(tables: "_Tables", written: Written) -> dict[str, Any]:
 class _Tables(Listener):
     """Makes rows of records, in the order of the columns."""
 
-    def __init__(self, add: dict[str, Callable[[Row], None]], base: Book | None) -> None:
+    def __init__(self, files: "dict[str, _File]", base: Book | None) -> None:
         self.run_id = "" if base is None else base.run_id
         self.origin_ns = 0 if base is None else base.started_at_ns
         self._has_origin = base is not None
-        self._add = add
+        self._files = tuple(files.values())
+        self._add: dict[str, Callable[[Row], None]] = {name: file.gathered.append for name, file in files.items()}
         self._lives = Lives(self, base)
 
     def take(self, records: Iterable[ev.Record]) -> tuple[int, int]:
@@ -118,8 +126,11 @@ class _Tables(Listener):
                     self.run_id = event.run_id
             names, rest, kind = _EVENTS[type(event)]
             common = [None if name is None else getattr(event, name) for name in names]
-            add((last, at_ns, (at_ns - self.origin_ns) / 1e9, kind, *common, _JSON(rest(event))))
+            add((last, at_ns, (at_ns - self.origin_ns) / 1e9, kind, *common, rest(event)))
             feed(record, at_ns)
+            if not last % LOOKED_AT:
+                for file in self._files:
+                    file.write_full()
         if not first:
             raise BadInput("there are no events to make tables of")
         self._lives.close()
@@ -238,31 +249,27 @@ _COMMON: Final = ("group_id", "session", "attempt", "partition", "request", "bat
 """Fields that have a column of their own."""
 _LEFT_OUT: Final = (*_COMMON, "trajectories")
 
-Getter = Callable[[Any], dict[str, Any]]
 
-
-def _rest(kind: type[ev.Event]) -> Getter:
-    """Gives the fields of an event that no column has, by name."""
+def _rest(kind: type[ev.Event]) -> Callable[[Any], bytes]:
+    """Gives the fields of an event that no column has, as JSON."""
     names = [name for name in kind.__struct_fields__ if name not in _LEFT_OUT]
+    if not names:
+        return lambda event: b"{}"
+    # A tuple of all values; of one field as well.
+    values = attrgetter(*names) if len(names) > 1 else lambda event: (getattr(event, names[0]),)
     refs = [name for name in names if name in ("prompt", "payload")]
+    if not refs and not {"rules", "details"} & set(names):
+        told = lru_cache(SAME_FIELDS_MAX)(lambda found: _JSON(dict(zip(names, found, strict=True))))
+        return lambda event: told(values(event))
 
-    def with_refs(event: Any) -> dict[str, Any]:
-        found = plain(event)
+    def with_refs(event: Any) -> bytes:
+        found = dict(zip(names, values(event), strict=True))
         for name in refs:
             if (ref := found[name]) is not None:
                 found[name] = {"key": ref.key, "length": ref.length, "crc": ref.crc}
-        return found
+        return _JSON(found)
 
-    plain: Getter
-    if not names:
-        return lambda event: {}
-    if len(names) == 1:
-        (name,) = names
-        plain = lambda event: {name: getattr(event, name)}  # noqa: E731
-    else:
-        values = attrgetter(*names)
-        plain = lambda event: dict(zip(names, values(event), strict=True))  # noqa: E731
-    return with_refs if refs else plain
+    return with_refs
 
 
 _EVENTS: Final = {
@@ -339,24 +346,29 @@ class _File:
         self._schema = pa.schema(
             [pa.field(column.name, parquet.type_of(column), metadata=about[column.name]) for column in columns]
         )
-        self._gathered: list[Row] = []
-        self._writer = parquet.pq.ParquetWriter(path, self._schema, compression="zstd")
+        self.gathered: list[Row] = []
+        # What repeats; numbers and JSON texts mostly don't, and are larger with a dictionary.
+        repeated = [column.name for column in columns if column.kind == TEXT and column.name != "fields"]
+        repeated += [f"{column.name}.key_value.key" for column in columns if column.kind == METRICS]
+        self._writer = parquet.pq.ParquetWriter(
+            path, self._schema, compression="zstd", use_dictionary=repeated or False
+        )
 
-    def add(self, row: Row) -> None:
-        self._gathered.append(row)
-        if len(self._gathered) >= ROW_GROUP_ROWS:
+    def write_full(self) -> None:
+        """Write what has gathered, once it is enough for a row group."""
+        if len(self.gathered) >= ROW_GROUP_ROWS:
             self._write()
 
     def _write(self) -> None:
-        values = zip(*self._gathered, strict=True) if self._gathered else ([] for _ in self._columns)
+        values = zip(*self.gathered, strict=True) if self.gathered else ([] for _ in self._columns)
         arrays = [self._parquet.array(column, found) for column, found in zip(self._columns, values, strict=True)]
         self._writer.write_table(self._parquet.pa.Table.from_arrays(arrays, schema=self._schema))
-        self.rows += len(self._gathered)
-        self._gathered.clear()
+        self.rows += len(self.gathered)
+        self.gathered.clear()
 
     def close(self) -> None:
         try:
-            if self._gathered:
+            if self.gathered:
                 self._write()
         finally:
             self._writer.close()

@@ -386,6 +386,8 @@ def test_an_archive_unpacks_to_the_run(driven: Path, tmp_path: Path) -> None:
     assert call("export", driven, "--redact", tmp_path / "report.tar.gz").exit_code == 0
     assert call("export", driven, "--redact", tmp_path / "again.tgz").exit_code == 0
     with tarfile.open(tmp_path / "report.tar.gz") as archive:
+        who = {(member.uid, member.gid, member.uname, member.gname, member.mtime) for member in archive}
+        assert who == {(0, 0, "", "", 0)}
         archive.extractall(tmp_path / "out", filter="data")
 
     assert call("check", tmp_path / "out" / "report").exit_code == 0

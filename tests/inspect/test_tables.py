@@ -221,6 +221,7 @@ def test_many_rows_come_in_row_groups(tmp_path: Path, monkeypatch: pytest.Monkey
     records = list(read_log(HISTORIES / "rollout"))
     write_tables(records, tmp_path / "at once")
     monkeypatch.setattr(tables, "ROW_GROUP_ROWS", 50)
+    monkeypatch.setattr(tables, "LOOKED_AT", 10)
     write_tables(records, tmp_path / "in parts")
 
     assert pq.ParquetFile(tmp_path / "in parts" / "events.parquet").num_row_groups == -(-len(records) // 50)

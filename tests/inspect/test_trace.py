@@ -113,6 +113,8 @@ def test_the_counts_are_those_of_the_book_at_every_event(name: str) -> None:
         assert {name: life.phase for name, life in lives.groups.items()} == {g.group_id: g.phase for g in
                                                                               book.groups.values()}  # fmt: skip
         assert (set(lives.waiting), set(lives.batches)) == (set(book.requests), set(book.batches))
+        # Beside these only what a way back to a mark could bring back is held.
+        assert {life.group_id for _, _, lives in lives._commits for life in lives} == set(book.aside)
         for partition in book.partitions():
             assert lives.in_flight[partition] == book.in_flight_count(partition)
             assert lives.sampleable[partition] == book.ready_count(partition)
