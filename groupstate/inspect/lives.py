@@ -343,6 +343,7 @@ class Lives:
         attempt = life.open.pop(event.session)
         rows = event.trajectories
         attempt.outcome, attempt.trajectories = "finished", rows
+        attempt.observed = attempt.observed or event.observed
         attempt.payload_bytes = None if event.payload is None else event.payload.length
         life.finished_count += 1
         if rows:

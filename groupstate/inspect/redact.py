@@ -49,7 +49,7 @@ from groupstate.log.rundir import RunDir, read_run_info, write_run_info
 from groupstate.log.snapshots import list_snapshots, read_snapshot, write_snapshot
 from groupstate.version import VERSION
 
-MARKER: Final = "redacted.json"
+MARKER: Final = "log/redacted.json"
 """Marks a directory as a copy, which another copy may replace."""
 PACKED: Final = (".tar.gz", ".tgz")
 

@@ -34,6 +34,9 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
                 os.link(beside, path)
             except FileExistsError as error:
                 raise BadInput(_taken(path)) from error
+            except OSError:
+                # A file system without hard links.
+                beside.rename(path)
         _flush(path.parent)
     finally:
         beside.unlink(missing_ok=True)

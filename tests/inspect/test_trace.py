@@ -7,10 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 
+import groupstate as gs
 from groupstate.cli import main
 from groupstate.core import events as ev
 from groupstate.core.book import Book
@@ -300,6 +302,38 @@ def test_a_run_whose_beginning_is_gone_is_told_from_its_snapshot(tmp_path: Path)
     assert "events before 104 are gone" in result.stderr
     assert json.loads(result.stdout)["first_seq"] == 104
     assert problems(json.loads((tmp_path / "t.json").read_bytes())) == []
+
+
+def test_a_run_that_is_being_written_is_told_as_far_as_it_is_durable(tmp_path: Path) -> None:
+    path, seen = tmp_path / "run", list[int]()
+
+    async def write() -> None:
+        async with gs.open_run(path, group_size=1) as run:
+            run.submit("the prompt").start(0).finish(gs.Trajectory(reward=1.0))
+            await run.ledger.log.durable(run.book.last_seq)
+            seen.append(run.book.last_seq)
+            for name in ("trace.json", "again.json.gz"):
+                written = await anyio.to_thread.run_sync(lambda name=name: call("trace", path, "-o", tmp_path / name))
+                assert written.exit_code == 0
+            tables = await anyio.to_thread.run_sync(lambda: call("export", path, "--parquet", tmp_path / "tables"))
+            assert tables.exit_code == 0 or "pyarrow" in tables.stderr
+
+    anyio.run(write)
+    trace = json.loads((tmp_path / "trace.json").read_bytes())
+    assert trace["otherData"]["last_seq"] == seen[0]
+    assert problems(trace) == []
+
+
+def test_a_file_system_without_hard_links_will_do(
+    driven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_link(source: Any, target: Any) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr("groupstate.inspect.writing.os.link", no_link)
+    write_trace(read_log(driven), tmp_path / "t.json")
+
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["t.json"]
 
 
 # The command -----------------------------------------------------------------------------------------
