@@ -57,6 +57,10 @@ CLOCK_STEP_NS: Final = 1_000_000
 LEVEL: Final = 3
 """Of gzip: a higher one takes up to twice the time for a tenth of the size."""
 
+GROUP: Final = 1
+FIRST_SESSION: Final = 2
+"""Threads of a group. Viewers take number 0 for the idle thread of a machine."""
+
 BUFFERED: Final = 512
 """Events that are written at a time."""
 
@@ -196,7 +200,7 @@ class Tracer(Listener):
             "stamp": life.stamp,
         }
         begun_ns = life.submitted_ns if at_ns is None else at_ns
-        self.out.append(self._event("B", life.place.pid, 0, begun_ns, life.group_id, "group", args))
+        self.out.append(self._event("B", life.place.pid, GROUP, begun_ns, life.group_id, "group", args))
 
     def _name_group(self, life: Life, lane: int) -> None:
         pid = FIRST_GROUP + lane
@@ -204,10 +208,10 @@ class Tracer(Listener):
         if named < 0:
             name = f"groups, lane {lane}" if self._tracks == "lane" else life.group_id
             self._name_process(pid, name)
-            self._name_thread(pid, 0, "group")
+            self._name_thread(pid, GROUP, "group")
             named = 0
         for session in range(named, life.size):
-            self._name_thread(pid, session + 1, f"session {session}")
+            self._name_thread(pid, session + FIRST_SESSION, f"session {session}")
         if self._tracks == "lane":
             self._lane_size[pid] = max(named, life.size)
 
@@ -222,7 +226,7 @@ class Tracer(Listener):
             args |= {"batch": life.batch, "lag": life.lag}
         elif life.terminal is life.phase:
             args |= {"trajectories": life.rows, "tokens": life.response_tokens, "sampleable": life.ready}
-        self._span(life.place.pid, 0, str(life.phase), "phase", life.phase_ns, ended_ns, args)
+        self._span(life.place.pid, GROUP, str(life.phase), "phase", life.phase_ns, ended_ns, args)
 
     def left(self, life: Life) -> None:
         assert life.left_ns is not None
@@ -234,11 +238,11 @@ class Tracer(Listener):
             args |= {"credit": life.evicted.credit, "message": one_line(life.evicted.message)}
             if life.evicted.shared_value is not None:
                 args |= {"metric": life.evicted.metric, "shared_value": life.evicted.shared_value}
-        self._instant(place.pid, 0, ending, "group", life.left_ns, {"group": life.group_id, **args})
+        self._instant(place.pid, GROUP, ending, "group", life.left_ns, {"group": life.group_id, **args})
         self._close_group(life, life.left_ns, {"end": ending})
 
     def _close_group(self, life: Life, at_ns: int, args: dict[str, Any]) -> None:
-        self.out.append(self._event("E", life.place.pid, 0, at_ns, life.group_id, "group", args))
+        self.out.append(self._event("E", life.place.pid, GROUP, at_ns, life.group_id, "group", args))
         if self._tracks == "lane":
             self._lanes.give_back(life.place.lane)
 
@@ -257,7 +261,7 @@ class Tracer(Listener):
             name = f"{attempt.outcome} before it began"
             at_ns = self._last_ns if attempt.ended_ns is None else attempt.ended_ns
             told = {"seq": attempt.ended_seq, "attempt": attempt.attempt, "message": one_line(attempt.message)}
-            self._instant(attempt.life.place.pid, attempt.session + 1, name, "session", at_ns, told)
+            self._instant(attempt.life.place.pid, attempt.session + FIRST_SESSION, name, "session", at_ns, told)
             return
         name = attempt.outcome or "open"
         if attempt.attempt > 1:
@@ -279,7 +283,7 @@ class Tracer(Listener):
             args["metrics"] = rows[-1].metrics
         elif attempt.outcome != "finished":
             args |= {"message": one_line(attempt.message), "retry_in_s": attempt.retry_in_s}
-        pid, tid = attempt.life.place.pid, attempt.session + 1
+        pid, tid = attempt.life.place.pid, attempt.session + FIRST_SESSION
         self._span(pid, tid, name, "session", attempt.at_ns, attempt.ended_ns, args)
 
     def retried(self, life: Life, session: int, at_ns: int) -> None:
@@ -288,11 +292,11 @@ class Tracer(Listener):
 
     def _retry(self, life: Life, session: int, since_ns: int, attempt: int, at_ns: int | None) -> None:
         args = {"group": life.group_id, "session": session, "failed_attempt": attempt}
-        self._span(life.place.pid, session + 1, "waits for a retry", "retry", since_ns, at_ns, args)
+        self._span(life.place.pid, session + FIRST_SESSION, "waits for a retry", "retry", since_ns, at_ns, args)
 
     def _late(self, record: ev.Record, event: ev.ResultFenced, at_ns: int) -> None:
         life = self._lives.groups.get(event.group_id)
-        pid, tid = (RUN, LATE) if life is None else (life.place.pid, event.session + 1)
+        pid, tid = (RUN, LATE) if life is None else (life.place.pid, event.session + FIRST_SESSION)
         self._instant(pid, tid, f"fenced: {event.reason}", "session", at_ns, as_object(record))
 
     # Batches -----------------------------------------------------------------------------------------
@@ -340,7 +344,7 @@ class Tracer(Listener):
         self._span(TRAINER, lane, f"batch {draw.batch}", "batch", begun_ns, ended_ns, args)
         for pid, since_ns in draw.place or ():
             self._flow += 1
-            for ph, where, tid, at_ns in (("s", pid, 0, since_ns), ("f", TRAINER, lane, begun_ns)):
+            for ph, where, tid, at_ns in (("s", pid, GROUP, since_ns), ("f", TRAINER, lane, begun_ns)):
                 arrow = self._event(ph, where, tid, at_ns, "sampled", "flow", None)
                 self.out.append(arrow | {"id": self._flow} | ({"bp": "e"} if ph == "f" else {}))
 

@@ -143,7 +143,7 @@ def test_a_session_lies_on_its_track_with_what_it_yielded() -> None:
 def test_a_retry_is_a_failed_attempt_a_wait_and_another_attempt() -> None:
     failed = ev.SessionFailed("a", 0, 1, "error", "boom\nat line 3", 1.0)
     events = trace_of(records_of(START, *life("a")[:2], failed, ev.SessionStarted("a", 0, 2), finished("a", 0, 2)))
-    told = [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == 1 and e["pid"] >= 10]
+    told = [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == 2 and e["pid"] >= 10]
 
     assert told == [("error", 2e6, 1e6), ("waits for a retry", 3e6, 1e6), ("finished, attempt 2", 4e6, 1e6)]
     assert named(events, "error")["args"]["message"] == "boom at line 3"
@@ -241,7 +241,7 @@ def test_a_late_result_lies_with_its_session_or_among_those_that_have_left() -> 
     gone = ev.ResultFenced("a", 0, 1, "finished", "gone")
     events = trace_of(records_of(START, *life("a"), late, ev.GroupEvicted("a", ("stale",), 1, 0), gone))
 
-    assert (named(events, "fenced: terminal")["pid"], named(events, "fenced: terminal")["tid"]) == (10, 1)
+    assert (named(events, "fenced: terminal")["pid"], named(events, "fenced: terminal")["tid"]) == (10, 2)
     assert named(events, "fenced: gone")["pid"] == RUN
 
 
