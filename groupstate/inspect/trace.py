@@ -5,7 +5,9 @@ the counters), process 2 the trainer (waits and batches); each group has a proce
 for each session, or shares a lane's with groups before and behind it.
 
 Rule 1: events are made as the log is read; what is held is what is open.
-Rule 2: the spans of a thread lie in one another or apart. A span is written when it ends, what it lies in before it.
+Rule 2: the spans of a thread lie in one another or apart. All are complete events: of those that begin at one moment
+viewers take the longer as the outer one, wherever in the file it stands, while a pair of begin and end would have to
+come in the order of time.
 """
 
 import contextlib
@@ -99,6 +101,7 @@ class _Place:
 
     pid: int
     lane: int
+    begun_ns: int
 
 
 class Tracer(Listener):
@@ -188,19 +191,8 @@ class Tracer(Listener):
 
     def _open_group(self, life: Life, at_ns: int | None = None) -> None:
         lane = self._lanes.take() if self._tracks == "lane" else life.number
-        life.place = _Place(FIRST_GROUP + lane, lane)
+        life.place = _Place(FIRST_GROUP + lane, lane, life.submitted_ns if at_ns is None else at_ns)
         self._name_group(life, lane)
-        args = {
-            "group": life.group_id,
-            "seq": life.submitted_seq,
-            "size": life.size,
-            "partition": life.partition,
-            "dataset": life.dataset,
-            "cause": life.cause,
-            "stamp": life.stamp,
-        }
-        begun_ns = life.submitted_ns if at_ns is None else at_ns
-        self.out.append(self._event("B", life.place.pid, GROUP, begun_ns, life.group_id, "group", args))
 
     def _name_group(self, life: Life, lane: int) -> None:
         pid = FIRST_GROUP + lane
@@ -239,10 +231,20 @@ class Tracer(Listener):
             if life.evicted.shared_value is not None:
                 args |= {"metric": life.evicted.metric, "shared_value": life.evicted.shared_value}
         self._instant(place.pid, GROUP, ending, "group", life.left_ns, {"group": life.group_id, **args})
-        self._close_group(life, life.left_ns, {"end": ending})
+        self._close_group(life, life.left_ns, ending)
 
-    def _close_group(self, life: Life, at_ns: int, args: dict[str, Any]) -> None:
-        self.out.append(self._event("E", life.place.pid, GROUP, at_ns, life.group_id, "group", args))
+    def _close_group(self, life: Life, ended_ns: int | None, ending: str) -> None:
+        args = {
+            "group": life.group_id,
+            "seq": life.submitted_seq,
+            "size": life.size,
+            "partition": life.partition,
+            "dataset": life.dataset,
+            "cause": life.cause,
+            "stamp": life.stamp,
+            "end": ending,
+        }
+        self._span(life.place.pid, GROUP, life.group_id, "group", life.place.begun_ns, ended_ns, args)
         if self._tracks == "lane":
             self._lanes.give_back(life.place.lane)
 
@@ -252,7 +254,7 @@ class Tracer(Listener):
         for session, (since_ns, attempt) in life.retries.items():
             self._retry(life, session, since_ns, attempt, None)
         self._phase(life, None)
-        self._close_group(life, self._last_ns, {"end": f"open at the log's end: {life.phase}", "open_at_end": True})
+        self._close_group(life, None, str(life.phase))
 
     # Attempts ----------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """What the published Chrome trace event format asks of a file, and what a viewer makes of the spans of a thread.
 
-Required fields by phase (`ph`), and for each thread: `B` and `E` in pairs, complete events (`X`) within or apart. A
-viewer sorts by time and keeps the order of the file where times are equal; so does this.
+Required fields by phase (`ph`), and for each thread: complete events (`X`) lie in one another or apart. A viewer sorts
+them by time, and takes the longer first where two begin at one moment; so does this.
 """
 
 from typing import Any
@@ -34,8 +34,6 @@ def _kind(ph: str, more: dict[str, Any], *, common: dict[str, Any] = COMMON | CA
 EVENT = {
     "oneOf": [
         _kind("X", {"dur": NUMBER} | ARGS),
-        _kind("B", ARGS),
-        _kind("E", ARGS),
         _kind("i", {"s": {"enum": ["g", "p", "t"]}} | ARGS),
         _kind("C", {"args": {"type": "object", "minProperties": 1, "additionalProperties": {"type": "number"}}}),
         _kind("s", {"id": WHOLE}),
@@ -82,26 +80,19 @@ def _unnamed(events: list[dict[str, Any]]) -> list[str]:
 
 
 def _misfits(events: list[dict[str, Any]]) -> list[str]:
-    """Spans of one thread that overlap, and ends without a beginning."""
+    """Spans of one thread that overlap."""
     wrong: list[str] = []
-    open_spans: dict[tuple[int, int], list[tuple[str, int | None]]] = {}
-    for event in sorted((event for event in events if event["ph"] in "XBE"), key=lambda event: event["ts"]):
-        stack = open_spans.setdefault((event["pid"], event["tid"]), [])
+    around: dict[tuple[int, int], list[tuple[str, int]]] = {}
+    spans = (event for event in events if event["ph"] == "X")
+    for event in sorted(spans, key=lambda event: (event["ts"], -event["dur"])):
+        stack = around.setdefault((event["pid"], event["tid"]), [])
         at_ns = round(event["ts"] * 1000)
-        while stack and stack[-1][1] is not None and stack[-1][1] <= at_ns:
+        stop_ns = at_ns + round(event["dur"] * 1000)
+        while stack and stack[-1][1] <= at_ns:
             stack.pop()
-        if event["ph"] == "E":
-            if not stack or stack[-1] != (event["name"], None):
-                wrong.append(f"E of {event['name']} at {event['ts']} ends {stack[-1] if stack else 'nothing'}")
-            else:
-                stack.pop()
-            continue
-        stop_ns = at_ns + round(event["dur"] * 1000) if event["ph"] == "X" else None
-        around = [stop for _, stop in stack if stop is not None]
-        if around and (stop_ns is None or stop_ns > around[-1]):
+        if stack and stop_ns > stack[-1][1]:
             wrong.append(f"{event['name']} at {event['ts']} overlaps {stack[-1][0]}")
         stack.append((event["name"], stop_ns))
-    wrong += [f"{stack[-1][0]} is never ended" for stack in open_spans.values() if stack and stack[-1][1] is None]
     return wrong
 
 
