@@ -386,17 +386,17 @@ class Tracer(Listener):
         self._opening_ns = at_ns
         if isinstance(record.event, ev.RunRecovered):
             args = {**as_object(record), "seconds_since_last_event": (at_ns - last_ns) / 1e9}
-            self._instant(RUN, OPENINGS, "opened again", "run", at_ns, args, everywhere=True)
+            self._instant(RUN, OPENINGS, "opened again", "run", at_ns, args)
 
     def _tell(self, record: ev.Record, at_ns: int) -> None:
         event = record.event
         if isinstance(event, ev.RunStarted | ev.RunRecovered):
-            self._counter("weight version", "version", event.weight_version, at_ns)
+            self._counter("weight", "version", event.weight_version, at_ns)
             return
         if isinstance(event, ev.WeightsPublished):
-            self._counter("weight version", "version", event.weight_version, at_ns)
+            self._counter("weight", "version", event.weight_version, at_ns)
             name = f"published {event.weight_version}"
-            self._instant(RUN, WEIGHTS, name, "weights", at_ns, as_object(record), everywhere=True)
+            self._instant(RUN, WEIGHTS, name, "weights", at_ns, as_object(record))
             return
         if isinstance(event, ev.AdmissionHeld):
             if self._held is not None:
@@ -409,7 +409,7 @@ class Tracer(Listener):
                 self._span(RUN, OPENINGS, f"opening {self._lives.openings}", "run", self._opening_ns, at_ns, args)
             self._opening_ns = None
         if isinstance(event, ev.RunRewound):
-            self._counter("weight version", "version", event.weight_version, at_ns)
+            self._counter("weight", "version", event.weight_version, at_ns)
         name = kind_of(event).replace("_", " ")
         text = in_words(event)
         self._instant(RUN, EVENTS, f"{name}: {text}" if text else name, "run", at_ns, as_object(record))
@@ -457,10 +457,8 @@ class Tracer(Listener):
         event["dur"] = (ended_ns - begun_ns) / 1000
         self.out.append(event)
 
-    def _instant(
-        self, pid: int, tid: int, name: str, cat: str, at_ns: int, args: dict[str, Any], *, everywhere: bool = False
-    ) -> None:
-        self.out.append(self._event("i", pid, tid, at_ns, name, cat, args) | {"s": "g" if everywhere else "t"})
+    def _instant(self, pid: int, tid: int, name: str, cat: str, at_ns: int, args: dict[str, Any]) -> None:
+        self.out.append(self._event("i", pid, tid, at_ns, name, cat, args) | {"s": "t"})
 
     def _name_run(self) -> None:
         self._name_process(RUN, "run")

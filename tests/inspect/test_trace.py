@@ -191,9 +191,9 @@ def test_an_eviction_says_why() -> None:
 def test_weights_are_an_instant_a_span_and_a_counter() -> None:
     events = trace_of(records_of(START, ev.WeightsPublished(3), ev.RunClosed()))
 
-    assert (named(events, "published 3")["ph"], named(events, "published 3")["s"]) == ("i", "g")
+    assert (named(events, "published 3")["ph"], named(events, "published 3")["ts"]) == ("i", 1e6)
     assert named(events, "version 0")["dur"] == 1e6
-    counted = [(e["ts"], e["args"]["version"]) for e in events if e["name"] == "weight version"]
+    counted = [(e["ts"], e["args"]["version"]) for e in events if e["name"] == "weight"]
     assert counted == [(0.0, 0), (1e6, 3)]
 
 
@@ -216,7 +216,7 @@ def test_a_restart_shows_where_the_process_went_and_where_the_next_one_came() ->
 
     assert (first["dur"], first["args"]["end"]) == (3e6, "its process was gone; this is the last that it wrote")
     assert (second["ts"], second["args"]["end"]) == (4e6, "closed")
-    assert (named(events, "opened again")["s"], named(events, "opened again")["args"]["torn_bytes"]) == ("g", 17)
+    assert (named(events, "opened again")["ts"], named(events, "opened again")["args"]["torn_bytes"]) == (4e6, 17)
     assert named(events, "waits for 1 group")["args"]["end"] == "lost"
     assert named(events, "waits for 1 group")["dur"] == 0
     assert named(events, "requeued")["args"]["message"] == "recovery"
