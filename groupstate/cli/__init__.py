@@ -11,6 +11,7 @@ import click
 from groupstate.cli.collecting import run
 from groupstate.cli.doing import demo, scenario
 from groupstate.cli.exploring import explore
+from groupstate.cli.exporting import export, trace
 from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
 from groupstate.cli.simulating import simulate
@@ -60,5 +61,20 @@ def main() -> None:
     """
 
 
-for command in (run, log, show, why, check, repair, disk, scenario, explore, simulate, whatif, demo):
+for command in (
+    run,
+    log,
+    show,
+    why,
+    check,
+    trace,
+    export,
+    repair,
+    disk,
+    scenario,
+    explore,
+    simulate,
+    whatif,
+    demo,
+):
     main.add_command(command)
