@@ -344,9 +344,9 @@ class Miscounting(Book):
 @pytest.mark.parametrize(
     ("fault", "invariant", "text"),
     [
-        ("phase", 3, "the replayed book holds 0 running groups of 'train', the events make it 1"),
-        ("total", 3, "the replayed book counts 2 submitted groups, the events make it 1"),
-        ("credits", 5, "the replayed book owes 0 refills, the events make it 1"),
+        ("phase", 3, "the book holds 0 running groups of 'train', the events make it 1"),
+        ("total", 3, "the book counts 2 submitted groups, the events make it 1"),
+        ("credits", 5, "the book owes 0 refills, the events make it 1"),
         ("window", 11, "the metrics of this batch count 1 evicted/stale, the log holds 0"),
         ("lag", 11, "the metrics of this batch count 1 evicted/stale with lag 3, the log holds 0"),
         ("filtered", 11, "the metrics of this batch count 1 evicted/zero_variance at 0.5, the log holds 0"),
