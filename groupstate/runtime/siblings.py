@@ -23,7 +23,7 @@ class Siblings:
         self._unreached: list[asyncio.Task[None]] = []
         """Those that the cancellation has yet to reach."""
         self._left = 0
-        self._ended: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None]
         self._errors: list[BaseException] = []
 
     def cancel(self) -> None:
@@ -43,12 +43,13 @@ class Siblings:
             BaseExceptionGroup: what they raised.
         """
         loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
         for name, work in works:
             task = loop.create_task(work, name=name)
             task.add_done_callback(self._note)
             self._tasks.append(task)
         self._left = len(self._tasks)
-        self._ended = loop.create_future()
+        assert self._tasks, "a group has a session"
         if self._cancelled:
             self._unreached = self._tasks
             self._reach()
@@ -84,7 +85,7 @@ class Siblings:
         if error is not None:
             self._errors.append(error)
             self.cancel()
-        if not self._left and self._ended is not None and not self._ended.done():
+        if not self._left and not self._ended.done():
             self._ended.set_result(None)
 
 
