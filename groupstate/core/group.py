@@ -127,7 +127,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     @property
     def sessions(self) -> tuple[Session, ...]:
         kept = self.kept
-        return _unpacked(kept) if isinstance(kept, bytes) else kept
+        return kept if type(kept) is tuple else _unpacked(kept)
 
     @property
     def first_version(self) -> int:

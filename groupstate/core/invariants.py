@@ -7,7 +7,7 @@ Rule 3: a broken log never stops the checker: it says what is wrong and follows 
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import attrs
@@ -53,13 +53,15 @@ class Violation:
 class Checker:
     """Takes a log's records one by one and collects what is wrong."""
 
-    def __init__(self, book: Book | None = None) -> None:
+    def __init__(self, book: Book | None = None, *, replays: bool = True) -> None:
         """
         Args:
             book: the empty book that is driven beside the checks; a new one by default.
+            replays: False drives none, so that neither the replay nor what it counts for the metrics is checked; the
+                counts can be held against a book that others drive (`compare`).
         """
         self.found: list[Violation] = []
-        self._book: Book | None = Book() if book is None else book
+        self._book: Book | None = (Book() if book is None else book) if replays else None
         """None once it can't follow the log any more."""
         self._seq = 0
         self._rules = Rules()
@@ -79,8 +81,10 @@ class Checker:
         self._windows: dict[ev.Partition, Counter[str]] = {}
         self._reported: dict[int, Counter[str]] = {}
         """Counts that the metrics of each batch that is out were made of."""
-        self._moved = True
-        """The counts have changed since the book was last compared with them."""
+        self._gone: Counter[Phase] = Counter()
+        """Groups that have left, of all partitions."""
+        self._moved: dict[tuple[ev.Partition, Phase], None] = {}
+        """What of the counts has changed since the book was last compared with it."""
         self._must_end = ""
         """The group whose last session has just ended."""
         self._abandoned: set[str] = set()
@@ -90,14 +94,28 @@ class Checker:
         """Take the next record in; returns what it makes wrong."""
         before = len(self.found)
         event = record.event
-        self._check_place(record)
+        kind = type(event)
+        if record.seq != self._seq + 1 or (self._seq == 0) is not (kind is ev.RunStarted):
+            self._check_place(record)
         self._seq = record.seq
-        self._check_end_follows(event)
-        self._check_abandoned_leave(event)
-        handler = _HANDLERS.get(type(event))
+        if self._must_end:
+            self._check_end_follows(event)
+        if self._abandoned:
+            self._check_abandoned_leave(event)
+        handler = _HANDLERS.get(kind)
         if handler is not None:
             handler(self, event)
-        self._replay(record)
+        if self._book is not None:
+            self._replay(self._book, record)
+        return self.found[before:]
+
+    def compare(self, book: Book) -> list[Violation]:
+        """Hold the counts against a book that has taken in the same events; returns what it makes wrong."""
+        before = len(self.found)
+        problem = self._difference(book, self._moved)
+        self._moved.clear()
+        if problem is not None:
+            self._wrong(*problem)
         return self.found[before:]
 
     def finish(self) -> list[Violation]:
@@ -110,19 +128,16 @@ class Checker:
         self.found.append(Violation(invariant, self._seq, group_id, text))
 
     def _check_place(self, record: ev.Record) -> None:
-        gap = record.seq != self._seq + 1
-        first = self._seq == 0
         before, self._seq = self._seq, record.seq
-        if gap:
+        if record.seq != before + 1:
             self._wrong(9, f"event {record.seq} comes after event {before}, so what lies between can't be replayed")
             self._book = None
-        elif first != isinstance(record.event, ev.RunStarted):
+        else:
             self._wrong(9, f"event {record.seq} is {_kind(record.event)}, and RunStarted is the first event, once")
 
     def _check_end_follows(self, event: ev.AnyEvent) -> None:
         group_id, self._must_end = self._must_end, ""
-        ends = isinstance(event, ev.GroupFinished | ev.GroupFailed) and event.group_id == group_id
-        if group_id and not ends:
+        if not (isinstance(event, ev.GroupFinished | ev.GroupFailed) and event.group_id == group_id):
             self._wrong(
                 1,
                 f"the last session of group {group_id!r} ended at event {self._seq - 1}, and the next event is "
@@ -132,7 +147,7 @@ class Checker:
 
     def _check_abandoned_leave(self, event: ev.AnyEvent) -> None:
         """A run that goes back and evicts does so before anything else; only its death leaves some over."""
-        if not self._abandoned or isinstance(event, ev.GroupEvicted):
+        if isinstance(event, ev.GroupEvicted):
             return
         if not isinstance(event, ev.RunRecovered):
             name = min(self._abandoned)
@@ -140,11 +155,8 @@ class Checker:
             self._wrong(6, f"{text}{_kind(event)}", name)
         self._abandoned.clear()
 
-    def _replay(self, record: ev.Record) -> None:
+    def _replay(self, book: Book, record: ev.Record) -> None:
         """Let the book follow, and compare."""
-        book = self._book
-        if book is None:
-            return
         try:
             book.apply(record)
         except Exception as error:
@@ -153,36 +165,43 @@ class Checker:
             self._wrong(9, f"a replay stops here: {why}", getattr(record.event, "group_id", ""))
             self._book = None
             return
-        book.released.clear()
-        if not self._moved and type(record.event) in _WITHIN:
-            # Most events: the group stays where it is, and what it is compared by with it.
-            return
-        self._moved = False
-        problem = self._difference(book)
+        if book.released:
+            book.released.clear()
+        kind = type(record.event)
+        if kind in _WITHIN:
+            if not self._moved:
+                # Most events: the group stays where it is, and what it is compared by with it.
+                return
+            places: Collection[tuple[ev.Partition, Phase]] = self._moved
+        else:
+            places = self._moved if kind in _OF_ONE_GROUP else self._counts.keys()
+        problem = self._difference(book, places)
+        self._moved.clear()
         if problem is not None:
-            invariant, text = problem
-            self._wrong(invariant, text)
+            self._wrong(*problem)
             self._book = None
 
-    def _difference(self, book: Book) -> tuple[int, str] | None:
-        """Where the book's counts aren't those of the events."""
-        gone: Counter[Phase] = Counter()
-        for (partition, phase), count in self._counts.items():
+    def _difference(self, book: Book, places: Collection[tuple[ev.Partition, Phase]]) -> tuple[int, str] | None:
+        """Where the book's counts aren't those of the events; of the phases only `places`."""
+        counts = self._counts
+        for partition, phase in places:
             if phase is Phase.EVICTED or phase is Phase.COMMITTED:
-                gone[phase] += count
-            elif book.count(phase, partition=partition) != count:
-                held = book.count(phase, partition=partition)
-                return 3, f"the replayed book holds {held} {phase} groups of {partition!r}, the events make it {count}"
-        totals = book.totals
-        for name, count in (
-            ("submitted", len(self._groups)),
-            ("evicted", gone[Phase.EVICTED]),
-            ("committed", gone[Phase.COMMITTED]),
-        ):
-            if totals[name] != count:
-                return 3, f"the replayed book counts {totals[name]} {name} groups, the events make it {count}"
+                continue
+            held, count = book.count(phase, partition=partition), counts[partition, phase]
+            if held != count:
+                return 3, f"the book holds {held} {phase} groups of {partition!r}, the events make it {count}"
+        totals, gone = book.totals, self._gone
+        if totals["submitted"] != len(self._groups):
+            return 3, _miscounted("submitted", totals, len(self._groups))
+        if totals["evicted"] != gone[Phase.EVICTED]:
+            return 3, _miscounted("evicted", totals, gone[Phase.EVICTED])
+        if totals["committed"] != gone[Phase.COMMITTED]:
+            return 3, _miscounted("committed", totals, gone[Phase.COMMITTED])
+        live = len(self._groups) - gone[Phase.EVICTED] - gone[Phase.COMMITTED]
+        if len(book.groups) != live:
+            return 3, f"the book holds {len(book.groups)} groups, the events make it {live}"
         if len(book.credits) != len(self._owed):
-            return 5, f"the replayed book owes {len(book.credits)} refills, the events make it {len(self._owed)}"
+            return 5, f"the book owes {len(book.credits)} refills, the events make it {len(self._owed)}"
         return None
 
     def _known(self, group_id: str) -> Tracked | None:
@@ -201,11 +220,20 @@ class Checker:
         self._count(group, 1)
 
     def _count(self, group: Tracked, one: int) -> None:
-        self._moved = True
-        self._counts[group.partition, group.phase] += one
-        if group.is_ready:
-            self._ready[group.partition] += one
-        if group.phase in IN_FLIGHT and group.partition == ev.TRAIN:
+        phase = group.phase
+        place = (group.partition, phase)
+        self._moved[place] = None
+        self._counts[place] += one
+        if phase in IN_FLIGHT:
+            self._age(group, one)
+        elif phase in TERMINAL:
+            if group.is_ready:
+                self._ready[group.partition] += one
+        elif phase is not Phase.SAMPLED:
+            self._gone[phase] += one
+
+    def _age(self, group: Tracked, one: int) -> None:
+        if group.partition == ev.TRAIN:
             ages = self._ages.setdefault(group.dataset, Counter())
             ages[group.aged_from] += one
             if not ages[group.aged_from]:
@@ -512,7 +540,7 @@ class Checker:
             # An attempt that is over already can't end the latest one.
             return
         group.outcomes[event.session] = outcome
-        if not group.unsettled:
+        if "" not in group.outcomes:
             self._must_end = group.group_id
 
     def _fenced(self, event: ev.ResultFenced) -> None:
@@ -657,9 +685,19 @@ _WITHIN: Final = frozenset({ev.SessionStarted, ev.SessionFinished, ev.SessionFai
 """Events after which a group may be in the same phase as before. A book that moved it all the same is found out at the
 next event that moves one."""
 
+_OF_ONE_GROUP: Final = frozenset(
+    {ev.GroupSubmitted, ev.GroupFinished, ev.GroupFailed, ev.GroupEvicted, ev.GroupRequeued}
+)
+"""Events after which only the phases that their group comes from and goes to are compared, beside the totals. All of
+them are after the others, of which some come with each batch."""
+
 
 def _kind(event: ev.AnyEvent) -> str:
     return type(event).__name__
+
+
+def _miscounted(name: str, totals: Counter[str], count: int) -> str:
+    return f"the book counts {totals[name]} {name} groups, the events make it {count}"
 
 
 def _past(phase: Phase) -> str:

@@ -61,13 +61,15 @@ class Keeping:
             ledger.after_step = self._look
 
     def _note(self, record: ev.Record) -> None:
-        if isinstance(record.event, ev.CheckpointMarked | ev.RunClosed):
+        if isinstance(record.event, (ev.CheckpointMarked, ev.RunClosed)):
             self._resting = True
 
     def _look(self) -> None:
         """A step of the ledger is done. Is it time?"""
-        due = self._events * AT_REST if self._resting else self._events
-        self._resting = False
+        due: float = self._events
+        if self._resting:
+            due *= AT_REST
+            self._resting = False
         if self._ledger.book.last_seq - self._last_seq >= due:
             self.take()
 

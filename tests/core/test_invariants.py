@@ -331,6 +331,12 @@ class Miscounting(Book):
             self._shelf(group.partition).remove(group)
         elif self.fault == "total" and isinstance(record.event, ev.GroupSubmitted):
             self.totals["submitted"] += 1
+        elif self.fault == "phantom" and isinstance(record.event, ev.GroupFinished):
+            self.groups["phantom"] = self.groups["b"]
+        elif self.fault == "evicted" and isinstance(record.event, ev.GroupEvicted):
+            self.totals["evicted"] -= 1
+        elif self.fault == "committed" and isinstance(record.event, ev.GroupEvicted):
+            self.totals["committed"] += 2
         elif self.fault == "credits" and isinstance(record.event, ev.GroupEvicted):
             self.credits.clear()
         elif self.fault == "window" and isinstance(record.event, ev.GroupEvicted):
@@ -344,9 +350,12 @@ class Miscounting(Book):
 @pytest.mark.parametrize(
     ("fault", "invariant", "text"),
     [
-        ("phase", 3, "the replayed book holds 0 running groups of 'train', the events make it 1"),
-        ("total", 3, "the replayed book counts 2 submitted groups, the events make it 1"),
-        ("credits", 5, "the replayed book owes 0 refills, the events make it 1"),
+        ("phase", 3, "the book holds 0 running groups of 'train', the events make it 1"),
+        ("total", 3, "the book counts 2 submitted groups, the events make it 1"),
+        ("phantom", 3, "the book holds 2 groups, the events make it 1"),
+        ("evicted", 3, "the book counts 0 evicted groups, the events make it 1"),
+        ("committed", 3, "the book counts 2 committed groups, the events make it 0"),
+        ("credits", 5, "the book owes 0 refills, the events make it 1"),
         ("window", 11, "the metrics of this batch count 1 evicted/stale, the log holds 0"),
         ("lag", 11, "the metrics of this batch count 1 evicted/stale with lag 3, the log holds 0"),
         ("filtered", 11, "the metrics of this batch count 1 evicted/zero_variance at 0.5, the log holds 0"),
@@ -358,6 +367,30 @@ def test_a_book_that_counts_wrong_is_caught(fault: str, invariant: int, text: st
         checker.feed(record)
 
     assert [(found.invariant, found.text) for found in checker.finish()] == [(invariant, text)]
+
+
+@pytest.mark.parametrize("fault", ["phase", "total", "phantom", "evicted", "committed", "credits"])
+def test_a_book_that_others_drive_is_held_against_the_counts(fault: str) -> None:
+    book, checker = Miscounting(fault), Checker(replays=False)
+    found: list[Violation] = []
+    for record in log(failed("a"), evict("a", credit=1), whole("b")):
+        assert checker.feed(record) == []
+        book.apply(record)
+        found = checker.compare(book)
+        if found:
+            break
+
+    assert len(found) == 1
+    assert found[0].text.startswith("the book ")
+
+
+def test_a_book_that_others_drive_is_right() -> None:
+    book, checker = Book(), Checker(replays=False)
+    for record in log(failed("a"), evict("a", credit=1), whole("b"), sample(1, "b"), whole("c"), sample(2, "c")):
+        checker.feed(record)
+        book.apply(record)
+
+        assert checker.compare(book) == []
 
 
 def test_lags_and_filtered_values_are_counted_by_both_sides_alike() -> None:

@@ -40,8 +40,8 @@ def again(book: Book) -> Book:
 
 
 def everything(book: Book) -> dict[str, Any]:
-    """All attributes, those of the indexes included."""
-    plain = {name: value for name, value in vars(book).items() if name != "_shelves"}
+    """All attributes, those of the indexes included; but for what the last preview said, which isn't of the book."""
+    plain = {name: value for name, value in vars(book).items() if name not in {"_shelves", "_previewed"}}
     return plain | {
         f"shelf {name}": [shelf.phases, list(shelf.ready), shelf.aging.state(), shelf.in_flight.state()]
         for name, shelf in book._shelves.items()

@@ -4,7 +4,7 @@ import pytest
 
 from groupstate.simulate.drawn import drawn_plan
 from groupstate.simulate.simulator import simulate
-from tests.simulate import planted
+from tests.planted import faults as planted
 
 FOUND = [
     (planted.cancelled_sampler_keeps_its_groups, 1, "account", "batches .* out, the trainer has"),
@@ -17,6 +17,8 @@ FOUND = [
     (planted.commit_not_awaited, 7, "lost", "commits .* were told and are not in the log"),
     (planted.credited_twice, 0, "invariant 5", "earns 3 refills"),
     (planted.terminal_published_early, 0, "invariant 1", "has not ended"),
+    (planted.boundary_off_by_one, 1, "invariant 6", "lag_max .* is kept"),
+    (planted.snapshot_off_by_one, 0, "error SessionStateError", "attempt"),
     (planted.stale_groups_stay, 8, "invariant 6", "past lag_max"),
 ]
 

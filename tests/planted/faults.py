@@ -1,15 +1,18 @@
-"""Faults that are planted into the library, each as somebody could have written it. A simulation has to find them."""
+"""Faults that are planted into the library, each as somebody could have written it; what tests the library has to find
+them. Each takes pytest's `monkeypatch`, or what is like it."""
 
 from msgspec.structs import replace
 
 from groupstate.core import events as ev
-from groupstate.core import evict, group
+from groupstate.core import evict, group, snapshot
 from groupstate.core.phases import Phase
 from groupstate.errors import LogFailed
 from groupstate.log.commit import GroupCommit
-from groupstate.runtime import controller, ledger, refusals, run
+from groupstate.log.snapshots import SnapshotInfo
+from groupstate.runtime import controller, keeping, ledger, refusals, run
 from groupstate.runtime.controller import Controller
 from groupstate.simulate.faults import FaultyDisk
+from groupstate.testing.exhaustive import stage
 
 
 def cancelled_sampler_keeps_its_groups(patch):
@@ -152,6 +155,47 @@ def terminal_published_early(patch):
     patch.setitem(cells, ev.GroupFinished, (unchecked, Phase.FINISHED))
 
 
+def boundary_off_by_one(patch):
+    """A lag of exactly the bound counts as stale: `>=` for `>`."""
+
+    def is_stale(group, lag, rules):
+        bound = rules.lag_bound(group.dataset) if rules.drops_stale else None
+        return bound is not None and lag >= bound
+
+    patch.setattr(evict, "is_stale", is_stale)
+
+
+def snapshot_off_by_one(patch):
+    """A snapshot says that it holds one event more than it does, so that going on from it leaves that one out."""
+
+    def capture(book):
+        taken = snapshot.capture(book)
+        taken.state.last_seq += 1
+        return taken
+
+    def info(seq, *rest):
+        return SnapshotInfo(seq + 1, *rest)
+
+    patch.setattr(keeping, "capture", capture)
+    patch.setattr(keeping, "SnapshotInfo", info)
+    patch.setattr(stage, "capture", capture)
+
+
 def stale_groups_stay(patch):
     """Nobody looks for groups that a new weight version has made too old."""
     patch.setattr(controller, "newly_stale", lambda book, rules: [])
+
+
+TEN = {
+    "terminal published early": terminal_published_early,
+    "lost wake-up": lost_wake_up,
+    "credit twice": credited_twice,
+    "snapshot off by one": snapshot_off_by_one,
+    "fsync skipped": fsync_skipped,
+    "a cancelled sampler keeps its groups": cancelled_sampler_keeps_its_groups,
+    "requeue keeps old trajectories": requeue_keeps_old_trajectories,
+    "boundary off by one": boundary_off_by_one,
+    "a waiter on a dead rollout": waiter_on_a_dead_rollout,
+    "fence ignored": fence_ignored,
+}
+"""Those that every tool is tried on."""
