@@ -193,6 +193,22 @@ def test_log_of_archives_is_whole(runs: dict[Any, Path]) -> None:
     assert len(out("log", runs["archive"]).splitlines()) == len(out("log", runs["all"]).splitlines())
 
 
+def test_why_of_batches_and_waits_on_a_shortened_run(runs: dict[Any, Path]) -> None:
+    first = first_event(runs[1])
+    early, last = call("why", runs[1], "--batch", 1), call("why", runs[1], "--batch", BATCHES)
+    asked = json.loads(call("why", runs[1], "--batch", BATCHES, "--json").stdout)["request_seq"]
+    gone, waited = call("why", runs[1], "--wait", 3), call("why", runs[1], "--wait", asked)
+
+    assert (early.exit_code, gone.exit_code) == (2, 2)
+    assert "batch 1: it was sampled, and what there was to choose from then is gone: events are" in early.stderr
+    assert "what was at event 3 can't be told any more: the first is event" in gone.stderr
+    assert f"events before {first} are gone" not in out("why", runs["all"], "--batch", 1)
+    for told in (last, waited):
+        assert told.exit_code == 0
+        assert "are gone: what happened up to then isn't told" in told.stderr
+    assert "since\tevents are told from" in last.stdout
+
+
 def test_why_on_a_shortened_run_says_what_is_not_told(runs: dict[Any, Path]) -> None:
     result = call("why", runs[1], f"g{BATCHES}")
     early = call("why", runs[1], "g1")
