@@ -321,7 +321,8 @@ def why(ctx: click.Context, run: Path, group: str | None, batch: int | None, seq
 @AS_JSON
 @click.pass_context
 def check(ctx: click.Context, run: Path, as_json: bool) -> None:
-    """Check the log of RUN against the invariants, one line for each thing that is wrong.
+    """Check the log of RUN against the invariants, one line for each thing that is wrong, and below it, indented, the
+    two or three events that can't all be true.
 
     Exits with 0 if nothing is wrong, 1 if something is, 2 if the log can't be read: the text then names the
     file and the place in it.
@@ -338,6 +339,8 @@ def check(ctx: click.Context, run: Path, as_json: bool) -> None:
         elif seen.violations:
             for violation in seen.violations:
                 write(str(violation))
+                for event in seen.witness_of(violation):
+                    write(f"\tevent {event.seq}\t{event.kind}\t{event.text}")
         else:
             write(seen.verdict)
     ctx.exit(1 if seen.violations else 0)

@@ -308,6 +308,23 @@ def test_check_prints_what_is_wrong_one_per_line(kept: Kept) -> None:
     as_json = call("check", run, "--json")
     assert as_json.exit_code == 1
     assert [place["invariant"] for place in json.loads(as_json.stdout)["violations"]] == [1, 9]
+    assert [place["witness"] for place in json.loads(as_json.stdout)["violations"]] == [[3, 4], [3, 4]]
+    assert [event["kind"] for event in json.loads(as_json.stdout)["cited"]] == ["session_started", "group_finished"]
+
+
+def test_check_tells_the_events_that_cannot_all_be_true(kept: Kept) -> None:
+    row = (ev.TrajectoryRecord(0, {}),)
+    run = kept(
+        STARTED, submit("a"), ev.SessionStarted("a", 0, 1), ev.SessionFinished("a", 0, 1, row), ev.GroupFinished("a"),
+        ev.BatchRequested(1, ev.TRAIN, 1, 0), ev.BatchSampled(1, 1, ev.TRAIN, ("a",), 0, (0,)),
+        ev.BatchRequested(2, ev.TRAIN, 1, 0), ev.BatchSampled(2, 2, ev.TRAIN, ("a",), 0, (0,)),
+    )  # fmt: skip
+
+    assert call("check", run).stdout.splitlines()[:3] == [
+        "event 9: invariant 4: batch 2 takes group 'a', which batch 1 holds since event 7",
+        "\tevent 7\tbatch_sampled\tbatch 1 for request 1, train, version 0: a (lag 0)",
+        "\tevent 9\tbatch_sampled\tbatch 2 for request 2, train, version 0: a (lag 0)",
+    ]
 
 
 def test_check_of_a_damaged_log_names_the_place(driven: Path) -> None:

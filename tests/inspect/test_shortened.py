@@ -267,7 +267,7 @@ def test_a_shortened_log_that_cannot_follow_its_snapshot_is_found(tmp_path: Path
     result = call("check", run)
 
     assert result.exit_code == 1
-    assert len(result.stdout.splitlines()) == 1
+    assert [line.startswith("\t") for line in result.stdout.splitlines()] == [False, True]
 
 
 # disk ------------------------------------------------------------------------------------------------
