@@ -299,11 +299,11 @@ def why(ctx: click.Context, run: Path, group: str | None, batch: int | None, seq
         sections = batch_sections(told)
     elif seq is not None:
         told = wait_story(records, seq, base)
-        sections = wait_sections(told)
+        sections = wait_sections(told, time.time_ns())
     else:
         assert group is not None
         told = story(records, group, base)
-        sections = story_sections(told)
+        sections = story_sections(told, time.time_ns())
     if start > 1:
         click.echo(f"events before {start} are gone: what happened up to then isn't told", err=True)
     with while_read():

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from groupstate.cli.output import Section
+from groupstate.cli.sections import quiet_for
 from groupstate.core.explain import Explanation
 from groupstate.inspect.batch_story import BatchStory, Candidate, summary
 from groupstate.inspect.wait_story import WaitStory
@@ -23,6 +24,7 @@ def batch_sections(told: BatchStory) -> list[Section]:
     rows = [
         ("sampled", f"at event {told.seq}: {summary(told)}"),
         ("demand", asked),
+        ("its wait", f"`why --wait {told.request_seq}` tells what for" if told.request_seq and told.waited_s else ""),
         ("waiting before it", f"request {older}" if older else ""),
         ("order", f"{told.selection}: {told.order}"),
         ("since", f"events are told from {told.told_from} on" if told.told_from > 1 else ""),
@@ -79,7 +81,8 @@ def _short(rows: list[tuple[str, ...]], width: int, *, last: bool = False) -> li
     return [more, *rows[-ROWS_MAX:]] if last else [*rows[:ROWS_MAX], more]
 
 
-def wait_sections(told: WaitStory) -> list[Section]:
+def wait_sections(told: WaitStory, now_ns: int | None = None) -> list[Section]:
+    """`now_ns`, the time of day, says for how long a run that is open has written nothing."""
     request = f"{counted(told.size, 'group')} of {told.partition}, since event {told.request_seq}"
     behind = joined(map(str, told.behind))
     rows = [
@@ -98,7 +101,7 @@ def wait_sections(told: WaitStory) -> list[Section]:
         ("ended", f"{end}after {span_of(told.lasted_s)}: {told.ended}"),
     ]
     if not told.ended_seq:
-        ends += _explained(told.at_end)
+        ends += [("last event", quiet_for(told.seen_at_ns, now_ns)), *_explained(told.at_end)]
     steps: list[tuple[str, ...]] = [
         (
             str(step.seq),

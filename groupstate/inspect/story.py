@@ -44,6 +44,8 @@ class Story:
     versions: str
     """Which weight versions its tokens span, and which of them its lag counts from; empty for a single one."""
     steps: tuple[Step, ...]
+    seen_at_ns: int = 0
+    """When the log's last event was written, which ages are counted up to; 0 where nothing more can come of it."""
 
 
 def story(records: Iterable[ev.Record], group_id: str, base: Book | None = None) -> Story:
@@ -290,6 +292,7 @@ class _Teller:
             held_up_by=waits_for(live, self.book.last_at_ns) if live and live.in_flight else self.held_up_by,
             versions=self._versions(self.last),
             steps=tuple(self.steps),
+            seen_at_ns=0 if live is None or self.book.closed else self.book.last_at_ns,
         )
 
     def _now(self, live: Group | None, phase: Phase) -> str:

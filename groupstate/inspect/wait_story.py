@@ -69,6 +69,8 @@ class WaitStory:
     """From the request to its end, or to the end of the log."""
     at_end: Explanation
     """The same as `then`, just before the wait ended, or at the end of the log."""
+    seen_at_ns: int = 0
+    """When the log's last event was written, which the wait is counted up to; 0 where it has ended."""
 
 
 def wait_story(records: Iterable[ev.Record], seq: int, base: Book | None = None) -> WaitStory:
@@ -305,6 +307,7 @@ class _Follower:
             ended=wait.ended or _still(book),
             lasted_s=(ended_at_ns - request.at_ns) / 1e9,
             at_end=at_end,
+            seen_at_ns=0 if wait.ended_seq or book.closed else book.last_at_ns,
         )
 
     def neighbours(self, remaining: Iterator[ev.Record]) -> str:
