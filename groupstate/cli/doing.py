@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from groupstate.cli.runs import beginning_of, records_of
+from groupstate.cli.runs import records_of
 from groupstate.errors import MissingExtra
 
 
@@ -59,9 +59,8 @@ def scenario(
 
 
 def _from_run(run: Path, group_id: str, until: int | None, out: Path | None) -> None:
-    base, start = beginning_of(run)
-    reproduce = importlib.import_module("groupstate.simulate.reproduce")
-    found = reproduce.reproduced(records_of(run, start), group_id, until, base)
+    records_of(run)  # for its error, where this is no run
+    found = importlib.import_module("groupstate.simulate.reproduce").reproduced_run(run, group_id, until)
     if out is None:
         click.echo(found.text, nl=False)
         return

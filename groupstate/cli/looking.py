@@ -22,12 +22,12 @@ from groupstate.core.events import GroupSubmitted, Record
 from groupstate.core.frontier import frontier
 from groupstate.errors import BadInput
 from groupstate.inspect.about import About
-from groupstate.inspect.batch_story import BatchStory, batch_story
+from groupstate.inspect.batch_story import BatchStory, batch_story_of
 from groupstate.inspect.checking import checked
 from groupstate.inspect.overview import overview
 from groupstate.inspect.story import Story, story
 from groupstate.inspect.unknown import unknown_group
-from groupstate.inspect.wait_story import WaitStory, wait_story
+from groupstate.inspect.wait_story import WaitStory, wait_story_of
 from groupstate.inspect.words import as_object, in_words, kind_named, kind_of, time_of
 from groupstate.log.follow import follow as follow_log
 from groupstate.log.reading import last_event
@@ -292,17 +292,16 @@ def why(ctx: click.Context, run: Path, group: str | None, batch: int | None, seq
     if [group, batch, seq].count(None) != 2:
         raise click.UsageError("Give one of GROUP, --batch and --wait.", ctx)
     base, start = beginning_of(run)
-    records = records_of(run, start)
     told: Story | BatchStory | WaitStory
     if batch is not None:
-        told = batch_story(records, batch, base)
+        told = batch_story_of(run, batch)
         sections = batch_sections(told)
     elif seq is not None:
-        told = wait_story(records, seq, base)
+        told = wait_story_of(run, seq)
         sections = wait_sections(told, time.time_ns())
     else:
         assert group is not None
-        told = story(records, group, base)
+        told = story(records_of(run, start), group, base)
         sections = story_sections(told, time.time_ns())
     if start > 1:
         click.echo(f"events before {start} are gone: what happened up to then isn't told", err=True)

@@ -27,7 +27,7 @@ def batch_sections(told: BatchStory) -> list[Section]:
         ("its wait", f"`why --wait {told.request_seq}` tells what for" if told.request_seq and told.waited_s else ""),
         ("waiting before it", f"request {older}" if older else ""),
         ("order", f"{told.selection}: {told.order}"),
-        ("since", f"events are told from {told.told_from} on" if told.told_from > 1 else ""),
+        ("since", "" if told.batch_before_seq or told.told_from == 1 else f"events are told from {told.told_from} on"),
         ("then", told.fate),
     ]
     columns = ("group", "version", "submitted", "ended", "lag", "lag_max")

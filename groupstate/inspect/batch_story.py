@@ -3,6 +3,8 @@
 Rule: the book just before the batch was sampled says what there was to choose from; nothing is chosen again here.
 """
 
+import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 import attrs
@@ -19,6 +21,10 @@ from groupstate.inspect.reasons import reasons_in_words, spread_in_words
 from groupstate.inspect.replay import applied
 from groupstate.inspect.story import waits_for
 from groupstate.inspect.words import counted, joined, name_of, one_line, span_of
+from groupstate.log.disk import OsDisk
+from groupstate.log.reading import beginning, read_book, read_log
+from groupstate.log.rundir import RunDir
+from groupstate.log.snapshots import list_snapshots
 
 
 @attrs.frozen
@@ -85,6 +91,8 @@ class BatchStory:
     """Since the partition's batch before, or since `told_from`."""
     told_from: int
     """The first event that was looked at."""
+    batch_before_seq: int
+    """Of the event that sampled the partition's batch before; 0 where it isn't among those that were looked at."""
     fate: str
     fate_seq: int
     """The event that ended it; 0 while it is with the trainer."""
@@ -105,19 +113,41 @@ def batch_story(records: Iterable[ev.Record], batch: int, base: Book | None = No
     if batch <= book.last_batch:
         raise UnknownBatch(batch, "tell of", _gone(book, batch, start))
     evicted: dict[ev.Partition, list[tuple[ev.Record, Group]]] = {}
+    sampled: dict[ev.Partition, int] = {}
     remaining = iter(records)
     for record in remaining:
         event = record.event
         if isinstance(event, ev.BatchSampled):
             gone = evicted.pop(event.partition, [])
             if event.batch == batch:
-                return _told(book, record, event, gone, start, remaining)
+                return _told(book, record, event, gone, (start, sampled.get(event.partition, 0)), remaining)
+            sampled[event.partition] = record.seq
         if isinstance(event, ev.GroupEvicted) and event.group_id in book.groups:
             before = book.groups[event.group_id]
             evicted.setdefault(before.partition, []).append((record, before))
         applied(book, record)
     last = f"the log's last one is batch {book.last_batch}" if book.last_batch else "the log has no batch yet"
     raise UnknownBatch(batch, "tell of", f"was never sampled; {last}")
+
+
+def batch_story_of(path: str | os.PathLike[str], batch: int) -> BatchStory:
+    """The same of a run directory: no more is replayed than what follows the last snapshot with two batches to come.
+
+    Raises:
+        UnknownBatch, LogError: see `batch_story`.
+        NotARun, CorruptLog, LostEvents, UnsupportedLog: it can't be read.
+    """
+    base, start = beginning(path)
+    seqs = list_snapshots(OsDisk(), RunDir.at(path))
+    before = bisect_left(seqs, batch - 1, key=lambda seq: _last_batch(read_book(path, seq)))
+    near = read_book(path, seqs[before - 1]) if before else None
+    if near is not None and near.last_seq >= start:
+        base, start = near, near.last_seq + 1
+    return batch_story(read_log(path, start), batch, base)
+
+
+def _last_batch(book: Book | None) -> int:
+    return 0 if book is None else book.last_batch
 
 
 def _gone(book: Book, batch: int, start: int) -> str:
@@ -131,7 +161,7 @@ def _told(
     record: ev.Record,
     event: ev.BatchSampled,
     gone: list[tuple[ev.Record, Group]],
-    start: int,
+    since: tuple[int, int],
     rest: Iterator[ev.Record],
 ) -> BatchStory:
     rules = known_rules(book.rules)
@@ -160,7 +190,8 @@ def _told(
         passed_over=tuple(passed_over),
         not_ready=tuple(_not_ready(book, rules, event.partition, last)),
         evicted=tuple(_evicted(one, before, rules, with_it) for one, before in gone),
-        told_from=start,
+        told_from=since[0],
+        batch_before_seq=since[1],
         fate=fate,
         fate_seq=seq,
     )

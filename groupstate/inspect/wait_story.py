@@ -3,6 +3,7 @@
 Rule: what it waited for is `explain()`'s value at that event, so that a log tells what the run itself would have told.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -22,6 +23,7 @@ from groupstate.inspect.overview import explained
 from groupstate.inspect.replay import applied
 from groupstate.inspect.story import slowest
 from groupstate.inspect.words import counted, in_words, joined, kind_of, name_of
+from groupstate.log.reading import beginning, read_book, read_log
 
 
 @attrs.frozen
@@ -96,6 +98,23 @@ def wait_story(records: Iterable[ev.Record], seq: int, base: Book | None = None)
         if moment.wait.ended_seq:
             break
     return follower.told(moment)
+
+
+def wait_story_of(path: str | os.PathLike[str], seq: int) -> WaitStory:
+    """The same of a run directory: no more is replayed than what follows the nearest snapshot before the wait began.
+
+    Raises:
+        BadInput, LogError: see `wait_story`.
+        NotARun, CorruptLog, LostEvents, UnsupportedLog: it can't be read.
+    """
+    base, start = beginning(path)
+    near = read_book(path, seq - 1) if seq > start else None
+    if near is not None and near.requests:
+        # Whoever is asked about may have waited there already.
+        near = read_book(path, min(request.seq for request in near.requests.values()) - 1)
+    if near is not None and near.last_seq >= start:
+        base, start = near, near.last_seq + 1
+    return wait_story(read_log(path, start), seq, base)
 
 
 # One wait --------------------------------------------------------------------------------------------------
@@ -193,7 +212,7 @@ class _Follower:
                 return found
             self.take(record)
             return self.moment(record)
-        raise BadInput(f"there is no event {seq}: the log has events {self.start} to {self.book.last_seq}")
+        raise BadInput(f"there is no event {seq}: the last one is event {self.book.last_seq}")
 
     def take(self, record: ev.Record, asked: _Wait | None = None) -> None:
         """Apply a record, and note what it means for those who wait.
@@ -277,11 +296,14 @@ class _Follower:
         if reason == "cancelled":
             return f"its caller was cancelled: {there}"
         if reason == "NotEnoughGroups":
-            dry = f"the source was exhausted at event {self.exhausted_seq}" if self.exhausted_seq else "no prompts come"
+            dry = f"the source was exhausted{self._since_when()}" if self.book.source_exhausted else "no prompts come"
             return f"it raised NotEnoughGroups: {dry}, {there}{evicted}"
         if reason == "RunIsClosed":
             return f"it raised RunIsClosed, because the run was being closed: {there}"
         return f"it raised {reason}: {there}{evicted}"
+
+    def _since_when(self) -> str:
+        return f" at event {self.exhausted_seq}" if self.exhausted_seq else f" before event {self.start}"
 
     def told(self, moment: _Moment) -> WaitStory:
         wait, book = moment.wait, self.book
@@ -314,7 +336,8 @@ class _Follower:
         """The waits before and after, for whoever asks about an event at which nobody waited."""
         after = next((r for r in remaining if isinstance(r.event, ev.BatchRequested)), None)
         following = "" if after is None else f"one waits from event {after.seq} on"
-        return "; ".join(filter(None, (self.last_wait, following))) or "the log has no wait before or after it"
+        known = "; ".join(filter(None, (self.last_wait, following)))
+        return known or f"there is no wait from event {self.start} on"
 
 
 def _step(record: ev.Record, ready: int, flying: int, request: OpenRequest) -> WaitStep:

@@ -5,6 +5,8 @@ eviction, as many new starts, and the same hold on a sampler. The file expects a
 Rule 2: what was done about the group itself is never left out; all else is, as long as the decision stays the same.
 """
 
+import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from groupstate.inspect.about import About
 from groupstate.inspect.replay import applied
 from groupstate.inspect.unknown import unknown_group
 from groupstate.inspect.words import in_words, kind_of, one_line
+from groupstate.log.reading import beginning, read_book, read_log
 from groupstate.runtime.ledger import DOOMED
 from groupstate.simulate.kinds import MalformedScenario
 from groupstate.simulate.retold import After, Step, Teller, scenario_text
@@ -102,6 +105,27 @@ def reproduced(
     return Reproduced(situation.decision, _text(situation, steps), len(steps), len(told))
 
 
+def reproduced_run(path: str | os.PathLike[str], group_id: str, until: int | None = None) -> Reproduced:
+    """The same of a run directory: no more than what follows the nearest snapshot before the group's submission is
+    replayed and told, unless the decision needs what came before.
+
+    Raises:
+        UnknownGroup, BadInput, NotReproduced, LogError: see `reproduced`.
+        NotARun, CorruptLog, LostEvents, UnsupportedLog: it can't be read.
+    """
+    base, start = beginning(path)
+    submitted, decided, last = _places(read_log(path, start), group_id)
+    if submitted and submitted <= (until or decided) <= last:
+        seq = until or decided
+        near = read_book(path, submitted - 1)
+        if near is not None and near.last_seq >= start:
+            try:
+                return reproduced(read_log(path, near.last_seq + 1, seq + 1), group_id, seq, near)
+            except NotReproduced:
+                pass  # groups of before take part in it
+    return reproduced(read_log(path, start), group_id, until, base)
+
+
 # What was decided ------------------------------------------------------------------------------------------
 
 
@@ -127,7 +151,7 @@ class _Situation:
 
 def _situation(records: list[ev.Record], group_id: str, until: int | None, base: Book | None) -> _Situation:
     start = 1 if base is None else base.last_seq + 1
-    first = next((r.seq for r in records if _submits(r.event, group_id)), 0)
+    first, decided, _ = _places(records, group_id)
     if not first:
         submitted = {r.event.group_id: None for r in records if isinstance(r.event, ev.GroupSubmitted)}
         known = {} if base is None else dict.fromkeys([*base.departed, *base.groups])
@@ -135,7 +159,7 @@ def _situation(records: list[ev.Record], group_id: str, until: int | None, base:
         if base is not None and group_id in base.groups:
             left = base.groups[group_id].phase
         raise unknown_group(group_id, "tell a scenario of it", known | submitted, left=left, start=start)
-    seq = _deciding(records, group_id) if until is None else until
+    seq = decided if until is None else until
     if not records[0].seq <= seq <= records[-1].seq:
         raise BadInput(f"there is no event {seq}: the log has events {records[0].seq} to {records[-1].seq}")
     if seq < first:
@@ -145,7 +169,8 @@ def _situation(records: list[ev.Record], group_id: str, until: int | None, base:
     evicted, requeues, batch = None, 0, None
     prefix = records[: seq - records[0].seq + 1]
     for record in prefix:
-        event = applied(book, record) and record.event
+        event = record.event
+        applied(book, record)
         if isinstance(event, ev.RunStarted):
             rules, version = dict(event.rules), event.weight_version
         elif isinstance(event, ev.GroupEvicted) and event.group_id == group_id:
@@ -173,23 +198,24 @@ def _situation(records: list[ev.Record], group_id: str, until: int | None, base:
     )
 
 
-def _submits(event: ev.AnyEvent, group_id: str) -> bool:
-    return isinstance(event, ev.GroupSubmitted) and event.group_id == group_id
+def _places(records: Iterable[ev.Record], group_id: str) -> tuple[int, int, int]:
+    """The group's submission (0 without one), the event that decides about it, and the last event.
 
-
-def _deciding(records: Sequence[ev.Record], group_id: str) -> int:
-    """The event with which the group left. Of one that hasn't: the last of the log, or, of a run that was closed, the
-    last about the group before that."""
-    last, left = 0, False
+    What decides is that with which the group left. Of one that hasn't it is the last of the log, or, of a run that was
+    closed, the last about the group before that."""
+    submitted, last, left, end, closed = 0, 0, False, 0, False
     about = About(group_id)
     for record in records:
         event = record.event
+        end, closed = record.seq, isinstance(event, ev.RunClosed)
+        if isinstance(event, ev.GroupSubmitted) and event.group_id == group_id:
+            submitted = record.seq
         if isinstance(event, ev.RunRewound):
             left = False
         closing = isinstance(event, ev.GroupRequeued) and event.reason.startswith("the run closed")
         if about(record) and not closing and not isinstance(event, ev.ResultFenced):
             last, left = record.seq, isinstance(event, ev.GroupEvicted | ev.BatchCommitted)
-    return last if left or isinstance(records[-1].event, ev.RunClosed) else records[-1].seq
+    return submitted, last if left or closed else end, end
 
 
 # Steps -----------------------------------------------------------------------------------------------------
@@ -212,16 +238,21 @@ class _Told:
     stamp: int = 0
     members: tuple[str, ...] = ()
     """Groups of the batch that the request got."""
+    lives: int = 0
+    """How often its group had started over."""
 
 
 def _told(situation: _Situation) -> Iterator[_Told]:
     events = [record.event for record in situation.records]
     served = {e.request: e for e in events if isinstance(e, ev.BatchSampled)}
     teller, number, opening, rules = Teller(version=situation.version), 0, 0, situation.rules
+    lives: Counter[str] = Counter()
     if situation.version:
         yield _Told(number, {"publish": situation.version}, "publish")
     for place, event in enumerate(events):
         before = len(teller.steps)
+        if isinstance(event, ev.GroupRequeued):
+            lives[event.group_id] += 1
         teller.tell(event, After(events, place))
         for step in teller.steps[before:]:
             number += 1
@@ -232,7 +263,8 @@ def _told(situation: _Situation) -> Iterator[_Told]:
             if isinstance(event, ev.RunRecovered) and verb == "recover" and event.rules != rules:
                 rules = dict(event.rules)
                 step["rules"] = _settings(rules)
-            yield _about(number, verb, step, event, served, opening)
+            about = _about(number, verb, step, event, served, opening)
+            yield attrs.evolve(about, lives=lives[about.group])
 
 
 def _about(
@@ -364,14 +396,18 @@ def _fits(kept: Iterable[_Told]) -> Kept:
 def _guesses(situation: _Situation, told: Sequence[_Told]) -> Iterator[Kept]:
     """What may be enough, the least first."""
     own, since = situation.group_id, _alive_since(situation)
+    lives = {one.group: one.lives for one in told}
 
     def chosen(groups: frozenset[str] | None, requests: frozenset[int] | None, *, openings: bool) -> Kept:
         return _fits(
-            one
+            one if openings or one.group in ("", own) else attrs.evolve(one, step=_without(one.step, "attempt"))
             for one in told
             if (not one.group or groups is None or one.group in groups or one.group == own)
             and (not one.request or requests is None or one.request in requests)
             and (openings or one.verb not in {"close", "crash", "recover", "checkpoint"})
+            # Without the openings nothing starts over, and another group's last life is as good as all of them.
+            and (openings or one.group in ("", own) or one.verb == "submit" or one.lives == lives[one.group])
+            and (openings or one.group in ("", own) or one.verb != "requeue")
         )
 
     reopened = any(one.opening for one in told)
@@ -384,6 +420,10 @@ def _guesses(situation: _Situation, told: Sequence[_Told]) -> Iterator[Kept]:
     yield chosen(situation.live, None, openings=reopened)
     yield chosen(since, None, openings=reopened)
     yield _fits(told)
+
+
+def _without(step: Step, name: str) -> Step:
+    return {key: value for key, value in step.items() if key != name}
 
 
 def _alive_since(situation: _Situation) -> frozenset[str]:

@@ -207,9 +207,9 @@ def test_an_event_at_which_nobody_waited_names_the_waits_around_it() -> None:
     assert str(caught.value) == (
         "no sample() waited at event 14; request 1 waited before, events 7 to 13; one waits from event 15 on"
     )
-    with pytest.raises(BadInput, match="event 2; the log has no wait before or after it"):
+    with pytest.raises(BadInput, match="event 2; there is no wait from event 1 on"):
         told(play("submit a/1"), 2)
-    with pytest.raises(BadInput, match="there is no event 99: the log has events 1 to 15"):
+    with pytest.raises(BadInput, match="there is no event 99: the last one is event 15"):
         told(story, 99)
 
 
@@ -222,6 +222,14 @@ def test_behind_a_beginning_that_is_gone_a_wait_is_told_from_there() -> None:
     assert wait_story(rest, 8, replayed(story.log.read(stop=9))).then.sampleable == 0
     with pytest.raises(BadInput, match="what was at event 7 can't be told any more: the first is event 8"):
         wait_story(rest, 7, replayed(story.log.read(stop=9)))
+
+
+def test_a_source_that_ran_dry_before_what_is_told_is_said_to_be_so() -> None:
+    story = play("submit a/1", "exhausted", "sample 2")
+    story.record(ev.BatchRequestCancelled(1, "NotEnoughGroups"))
+    told = wait_story(story.log.read(4), 5, replayed(story.log.read(stop=4)))
+
+    assert told.ended.startswith("it raised NotEnoughGroups: the source was exhausted before event 4, 0 of 2 groups")
 
 
 def test_a_sampler_that_died_with_its_process_is_told_from_before_the_next_opening() -> None:

@@ -4,18 +4,22 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from click.testing import CliRunner, Result
 
+from groupstate import GroupHandle, Trajectory, open_run
 from groupstate.cli import main
 from groupstate.core import events as ev
 from groupstate.core.book import replayed
 from groupstate.core.rules import PerDataset, Rules
 from groupstate.errors import BadInput, NotReproduced, UnknownGroup
-from groupstate.log.reading import read_log
+from groupstate.log.file import FileLog
+from groupstate.log.reading import read_book, read_log
 from groupstate.simulate import reproduce
 from groupstate.simulate.drawn import drawn_plan
-from groupstate.simulate.reproduce import Reproduced, reproduced
+from groupstate.simulate.loop import VirtualLoop, run_virtual
+from groupstate.simulate.reproduce import Reproduced, reproduced, reproduced_run
 from groupstate.simulate.scenario import StepFailed, main_paths, play
 from groupstate.simulate.scenario_file import parse
 from groupstate.simulate.simulator import simulate
@@ -246,6 +250,60 @@ def test_every_group_of_a_recorded_run_that_left_is_told(name: str, tmp_path: Pa
 
         play(parse(tomllib.loads(found.text)))
         assert found.steps < len(records)
+
+
+def test_other_groups_are_told_in_their_last_life_where_the_openings_do_not_matter() -> None:
+    story = told(
+        "submit x/2", "submit y/2", "start x", "finish x.0 acc=1", "start y.0", "recover", "requeue y", "submit g/2",
+        "sample 2", *done("x", 0, 1), *done("y", 0, 1), *done("g", 0, 1), rules=SYNC,
+    )  # fmt: skip
+    found = from_story(story)
+
+    assert found.decision.reasons == ("surplus",)
+    assert groups(found) == ["x", "y", "g"]
+    assert not {"crash", "recover", "requeue"} & {verb for step in steps(found) for verb in step}
+    play(parse(tomllib.loads(found.text)))
+
+
+def test_a_run_directory_is_told_from_the_nearest_snapshot_on(tmp_path: Path) -> None:
+    make.make("rollout", tmp_path / "run")
+    path, records = tmp_path / "run", list(read_log(tmp_path / "run"))
+    until = next(r.seq for r in records if isinstance(r.event, ev.RunClosed | ev.RunRecovered)) - 1
+    left = [name for name, phase in replayed(records[:until]).departed.items() if phase != "committed"]
+    for group_id in left[-3:]:
+        near, whole = reproduced_run(path, group_id), reproduced(records, group_id)
+        assert near.decision == whole.decision
+        assert near.told <= whole.told
+        play(parse(tomllib.loads(near.text)))
+    with pytest.raises(UnknownGroup, match="this log never submitted it"):
+        reproduced_run(path, "nobody")
+    with pytest.raises(BadInput, match="there is no event 9999: the log has events 1 to"):
+        reproduced_run(path, left[0], 9999)
+
+
+def test_what_needs_groups_from_before_the_snapshot_is_told_from_the_beginning(tmp_path: Path) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        log = FileLog.create(tmp_path / "run", inline=True, durability="os", now_ns=loop.clock_ns)
+        async with open_run(log=log, rules=SYNC, group_size=2, snapshot_events=10, clock_ns=loop.clock_ns) as run:
+            early = [run.submit("question", group_id=name) for name in ("x", "y")]
+            for group in early:
+                finish(group)
+            await anyio.sleep(1)
+            late = run.submit("question", group_id="g")
+            finish(late)
+            await run.sample(2)
+
+    run_virtual(main)
+    (submitted,) = [r.seq for r in read_log(tmp_path / "run") if getattr(r.event, "group_id", "") == "g"][:1]
+    found = reproduced_run(tmp_path / "run", "g")
+
+    assert read_book(tmp_path / "run", submitted - 1) is not None
+    assert (found.decision.reasons, groups(found)) == (("surplus",), ["x", "y", "g"])
+
+
+def finish(group: GroupHandle) -> None:
+    for session in range(2):
+        group.start(session).finish(Trajectory(reward=float(session), metrics={"acc": float(session)}))
 
 
 def test_groups_of_a_simulated_run_with_crashes_are_told() -> None:
