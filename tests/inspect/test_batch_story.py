@@ -17,7 +17,8 @@ def picky(book: Book, rules: Rules, request: Any) -> list[Drop | Select]:
     """The youngest groups; what is long is dropped."""
     ids = [group.group_id for group in book.ready()][::-1]
     long = [Drop(name, "custom", "too long") for name in ids if name.startswith("long")]
-    return [*long, Select([name for name in ids if not name.startswith("long")][: request.size])]
+    rest = [name for name in ids if not name.startswith("long")]
+    return [*long, Select(rest[: request.size])] if len(rest) >= request.size else list(long)
 
 
 SYNC = Rules(mode="sync", batch_size=2, filter_metric="acc", in_flight_batches_max=2)
@@ -109,6 +110,13 @@ def test_a_rule_of_the_runs_own_says_what_it_takes_and_drops() -> None:
         ("long1", True, "custom: too long; it earned 1 refill")
     ]
     assert "a rule of the run's own" in seen.order
+
+
+def test_what_a_rule_dropped_in_an_earlier_decision_was_not_evicted_with_the_batch() -> None:
+    lines = ["sample 2", *(line for name in ("long1", "b", "c") for line in group(name, 1.0))]
+    seen = told(play(*lines, rules=Rules(selection="my:picky"), selection=picky))
+
+    assert [(one.group_id, one.with_it) for one in seen.evicted] == [("long1", False)]
 
 
 def test_validation_takes_what_has_ended_and_waits_for_nothing_else() -> None:

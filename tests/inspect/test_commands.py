@@ -327,6 +327,17 @@ def test_check_tells_the_events_that_cannot_all_be_true(kept: Kept) -> None:
     ]
 
 
+def test_each_thing_that_is_wrong_has_its_own_events_below_it(kept: Kept) -> None:
+    twice = [submit("a"), submit("a")]
+    out = call("check", kept(STARTED, *twice, ev.GroupEvicted("x", ("failed",), 0, 0))).stdout.splitlines()
+
+    assert [line.split("\t")[1] if line.startswith("\t") else line.split(":")[0] for line in out] == [
+        "event 3", "event 2", "event 3",
+        "event 3", "event 2", "event 3",
+        "event 4", "event 4",
+    ]  # fmt: skip
+
+
 def test_check_of_a_damaged_log_names_the_place(driven: Path) -> None:
     (segment,) = (driven / "log").glob("*.seg")
     data = bytearray(segment.read_bytes())

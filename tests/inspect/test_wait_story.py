@@ -98,6 +98,14 @@ def test_evictions_hold_it_again() -> None:
     assert [step.sampleable for step in seen.steps] == [1, 2, 1, 1, 1, 2]
 
 
+def test_what_is_held_again_and_given_up_was_let_go_by_nothing() -> None:
+    story = slow("finish b.0 acc=1", "finish b.1 acc=1", "withdraw", rules=Rules(filter_metric="acc", lag_max=1))
+    seen = told(story, 7)
+
+    assert [step.sampleable for step in seen.steps][:3] == [1, 2, 1]
+    assert (seen.let_go_seq, seen.let_go) == (0, "")
+
+
 def test_a_group_at_the_bound_holds_it_with_on_stale_wait() -> None:
     rules = Rules(lag_max=1, on_stale="wait", batch_size=1)
     story = play(
