@@ -265,7 +265,7 @@ def _show_frontier(run: Path, seq: int | None, *, as_json: bool) -> None:
 # why ------------------------------------------------------------------------------------------------------
 
 
-@click.command(short_help="Tell why: the life of a group, the choice of a batch, what a sampler waited for.")
+@click.command(short_help="Tell why: of a group, of a batch, of a wait.")
 @RUN
 @click.argument("group", required=False)
 @click.option("--batch", type=click.IntRange(min=1), default=None, metavar="N", help="Why this batch holds its groups.")

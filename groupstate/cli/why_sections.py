@@ -24,7 +24,7 @@ def batch_sections(told: BatchStory) -> list[Section]:
     rows = [
         ("sampled", f"at event {told.seq}: {summary(told)}"),
         ("demand", asked),
-        ("its wait", f"`why --wait {told.request_seq}` tells what for" if told.request_seq and told.waited_s else ""),
+        ("its wait", f"`why --wait {told.request_seq}` tells what for" if 0 < told.request_seq < told.seq - 1 else ""),
         ("waiting before it", f"request {older}" if older else ""),
         ("order", f"{told.selection}: {told.order}"),
         ("since", "" if told.batch_before_seq or told.told_from == 1 else f"events are told from {told.told_from} on"),

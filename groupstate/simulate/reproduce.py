@@ -238,6 +238,8 @@ class _Told:
     stamp: int = 0
     members: tuple[str, ...] = ()
     """Groups of the batch that the request got."""
+    rows: tuple[ev.TrajectoryRecord, ...] = ()
+    """What its session yielded."""
     lives: int = 0
     """How often its group had started over."""
 
@@ -276,8 +278,8 @@ def _about(
         verb, step = "waiting", {"waiting": False, "error": event.reason, "waiter": 0}
     elif isinstance(event, ev.GroupSubmitted) and event.dataset:
         step["dataset"] = event.dataset
-    elif isinstance(event, ev.SessionFinished) and len(event.trajectories) == 1 and not event.trajectories[0].spans:
-        step["metrics"] = step.pop("trajectories")[0]["metrics"]
+    elif isinstance(event, ev.SessionFinished):
+        step = {**_without(step, "trajectories"), **_rows(event.trajectories, versions=True)}
     return _Told(
         number,
         step,
@@ -288,7 +290,18 @@ def _about(
         opening if verb in {"close", "crash", "recover"} else 0,
         getattr(event, "weight_version", 0) if verb == "submit" else 0,
         () if batch is None else batch.group_ids,
+        event.trajectories if isinstance(event, ev.SessionFinished) else (),
     )
+
+
+def _rows(rows: Iterable[ev.TrajectoryRecord], *, versions: bool) -> dict[str, Any]:
+    """What a session yielded, with one token for each stretch that a version generated."""
+    told = []
+    for row in rows:
+        spans = [span.weight_version for span in row.spans] if versions else []
+        told.append({"metrics": dict(row.metrics), **({"versions": spans} if spans else {})})
+    alone = len(told) == 1 and "versions" not in told[0]
+    return {"metrics": told[0]["metrics"]} if alone else {"trajectories": told}
 
 
 def _settings(rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -491,6 +504,14 @@ def _tidied(maker: _Maker, kept: Kept) -> Kept:
             one.step.pop("attempt", None)
         return steps
 
+    def without_versions(steps: Kept) -> Kept:
+        return tuple(
+            attrs.evolve(one, step={**_without(one.step, "trajectories"), **_rows(one.rows, versions=False)})
+            if one.rows
+            else one
+            for one in steps
+        )
+
     def started_together(steps: Kept) -> Kept:
         found: list[_Told] = []
         for one in steps:
@@ -500,7 +521,7 @@ def _tidied(maker: _Maker, kept: Kept) -> Kept:
             found.append(attrs.evolve(one, step=step))
         return tuple(found)
 
-    kept = maker.same_with(kept, without_attempts)
+    kept = maker.same_with(maker.same_with(kept, without_attempts), without_versions)
     return maker.same_with(kept, started_together)
 
 

@@ -360,8 +360,16 @@ def test_odd_ids_and_rows_are_written_so_that_they_are_read() -> None:
     found = reproduced(renamed, '"b c"\n/0')
 
     play(parse(tomllib.loads(found.text)))
-    finish = steps(found)[2]
-    assert finish["trajectories"] == [{"metrics": {"acc": 0.5}, "versions": [3, 3, 4]}, {"metrics": {"acc": 1.0}}]
+    assert steps(found)[2]["trajectories"] == [{"metrics": {"acc": 0.5}}, {"metrics": {"acc": 1.0}}]
+
+
+def test_versions_of_tokens_are_told_where_the_decision_needs_them_once_for_each_stretch() -> None:
+    lines = ["publish 9", "submit g/1", "start g", "finish g acc=1 versions=3,3,3,9"]
+    old = from_story(told(*lines, rules=Rules(basis="oldest_token", lag_max=5)))
+    new = from_story(told(*lines, rules=Rules(basis="dispatch", lag_max=5)))
+
+    assert steps(old)[-2] == {"finish": "g/0", "trajectories": [{"metrics": {"acc": 1.0}, "versions": [3, 9]}]}
+    assert steps(new)[-2] == {"finish": "g/0", "metrics": {"acc": 1.0}}
 
 
 # What can't be told ----------------------------------------------------------------------------------
