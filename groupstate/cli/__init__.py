@@ -11,9 +11,11 @@ import click
 from groupstate.cli.collecting import run
 from groupstate.cli.doing import demo, scenario
 from groupstate.cli.exploring import explore
+from groupstate.cli.exporting import export, trace
 from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
 from groupstate.cli.simulating import simulate
+from groupstate.cli.supposing import whatif
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 
@@ -59,5 +61,20 @@ def main() -> None:
     """
 
 
-for command in (run, log, show, why, check, repair, disk, scenario, explore, simulate, demo):
+for command in (
+    run,
+    log,
+    show,
+    why,
+    check,
+    trace,
+    export,
+    repair,
+    disk,
+    scenario,
+    explore,
+    simulate,
+    whatif,
+    demo,
+):
     main.add_command(command)
