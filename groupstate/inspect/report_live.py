@@ -4,6 +4,7 @@ Rule 1: the run is never asked and never waited for: this reads what its files s
 Rule 2: what was read is worked on only when somebody asks, or when it has become much.
 """
 
+import contextlib
 import os
 import threading
 from itertools import islice
@@ -22,8 +23,10 @@ from groupstate.inspect.report import Gathered
 from groupstate.inspect.report_page import Notice, Verdict, meta_of, notices_of, texts_of, verdict_of
 from groupstate.inspect.report_prompts import PromptReader
 from groupstate.inspect.report_tables import packed
+from groupstate.log.disk import OsDisk
 from groupstate.log.follow import follow
 from groupstate.log.reading import beginning, read_log
+from groupstate.log.rundir import RunDir, read_run_info
 
 POLL_S: Final = 0.25
 CHECK_POLL_S: Final = 1.0
@@ -43,6 +46,7 @@ class LiveReport:
         Raises:
             NotARun: `run` is no run directory.
         """
+        read_run_info(OsDisk(), RunDir.at(run))
         self._run = run
         self._name = name
         self._check = check
@@ -75,14 +79,16 @@ class LiveReport:
             tables = gathered.since(seq)
             new = len(tables["groups"]["seq"])
             prompts = self._prompts[len(self._prompts) - new :] if new else []
-            notices = [*self._notices, *notices_of(gathered)]
+            notices = (
+                [*self._notices, *notices_of(gathered)] if gathered.last_seq or not self._notices else self._notices
+            )
             meta = meta_of(gathered, self._verdict, notices, name=self._name)
             meta |= texts_of(gathered, seq, prompts) | {"after": seq, "state": self._state}
         return packed(tables, meta)
 
     def _take_in(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, []
+        if waiting and waiting[0].seq == self._gathered.last_seq + 1:  # else one before it couldn't be followed
             try:
                 self._gathered.feed(waiting)
             except LogError as error:
@@ -104,42 +110,45 @@ class LiveReport:
             return
         self._gathered = Gathered(base)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._read, start)
             if self._check:
                 tasks.start_soon(self._hold, start)
+            try:
+                await self._read(start)
+            except GroupstateError as error:
+                tasks.cancel_scope.cancel()
+                with self._lock:
+                    self._say(Notice("damaged", str(error)))
+                    self._verdict = Verdict("open", "The log can't be read to its end, so it can't be checked.")
 
     async def _read(self, start: int) -> None:
-        try:
-            source = read_log(self._run, start)
-            while some := list(islice(source, WAITING_MAX)):
-                with self._lock:
-                    self._gathered.feed(some)
-                start = some[-1].seq + 1
-                await anyio.lowlevel.checkpoint()
-            async for records in follow(self._run, start, poll_s=POLL_S):
-                with self._lock:
-                    self._waiting += records
-                    if len(self._waiting) > WAITING_MAX:
-                        self._take_in()
-                await anyio.lowlevel.checkpoint()
-        except GroupstateError as error:
+        """
+        Raises:
+            GroupstateError: it can't be read; what came before is there.
+        """
+        source, first = read_log(self._run, start), -1
+        while self._gathered.last_seq != first:
+            first = self._gathered.last_seq
             with self._lock:
-                self._say(Notice("damaged", str(error)))
+                self._gathered.feed(islice(source, WAITING_MAX))
+            await anyio.lowlevel.checkpoint()
+        async for records in follow(self._run, max(start, self._gathered.last_seq + 1), poll_s=POLL_S):
+            with self._lock:
+                self._waiting += records
+                if len(self._waiting) > WAITING_MAX:
+                    self._take_in()
+            await anyio.lowlevel.checkpoint()
 
     async def _hold(self, start: int) -> None:
-        """Hold the run against the invariants, on the way and as it goes on."""
+        """Hold the run against the invariants, on the way and as it goes on. What can't be read, the reader tells."""
         base, _ = beginning(self._run)
         held = _Held(base, start)
-        try:
+        with contextlib.suppress(GroupstateError):
             async for records in follow(self._run, start, poll_s=CHECK_POLL_S):
                 for begin in range(0, len(records), CHECKED_AT_ONCE):
                     held.feed(records[begin : begin + CHECKED_AT_ONCE])
                     await anyio.lowlevel.checkpoint()
                 self._verdict = verdict_of(held.seen)
                 self._state += 1
-        except GroupstateError:
-            self._verdict = Verdict("open", "The log can't be read to its end, so it can't be checked.")
-            self._state += 1
 
 
 class _Held:
