@@ -9,6 +9,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anyio
@@ -198,5 +199,6 @@ def write(path: Path, kept: list[ev.Record], prompts: Callable[[int], str] | Non
             log.post(some)
         await log.aclose()
 
-    anyio.run(post)
+    with ThreadPoolExecutor(1) as thread:  # a browser that is driven has an event loop in this one
+        thread.submit(anyio.run, post).result()
     return path

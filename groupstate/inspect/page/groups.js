@@ -85,7 +85,7 @@ class Groups {
 
   find(text, render = true) {
     this.query = text;
-    const words = text.toLowerCase().split(/\s+/).filter((word) => word);
+    const words = [...text.toLowerCase().matchAll(/"([^"]+)"|\S+/g)].map(([word, quoted]) => quoted ?? word);
     if (!words.length) {
       this.hits = null;
     } else {
