@@ -20,7 +20,16 @@ from groupstate.errors import GroupstateError, LogError
 from groupstate.inspect.checking import Checked
 from groupstate.inspect.replay import applied
 from groupstate.inspect.report import Gathered
-from groupstate.inspect.report_page import Notice, Verdict, meta_of, notices_of, texts_of, verdict_of
+from groupstate.inspect.report_page import (
+    NOT_CHECKED,
+    UNREADABLE,
+    Notice,
+    Verdict,
+    meta_of,
+    notices_of,
+    texts_of,
+    verdict_of,
+)
 from groupstate.inspect.report_prompts import PromptReader
 from groupstate.inspect.report_tables import packed
 from groupstate.log.disk import OsDisk
@@ -56,7 +65,12 @@ class LiveReport:
         self._gathered = Gathered()
         self._waiting: list[Record] = []
         self._notices: list[Notice] = []
-        self._verdict = Verdict("open", "Not checked yet." if check else "Not checked: groupstate check does it.")
+        self._verdict = Verdict("checking", "Not checked yet.") if check else NOT_CHECKED
+        self._checked_seq = 0
+        self._read_whole = False
+        """What there was when the reading began has been read."""
+        self._caught_up = False
+        """The whole log was checked once: from then on the verdict is right but for the last moment."""
         self._state = 0
         """Changes with what isn't a table."""
 
@@ -82,9 +96,17 @@ class LiveReport:
             notices = (
                 [*self._notices, *notices_of(gathered)] if gathered.last_seq or not self._notices else self._notices
             )
-            meta = meta_of(gathered, self._verdict, notices, name=self._name)
+            meta = meta_of(gathered, self._verdict_now(), notices, name=self._name)
             meta |= texts_of(gathered, seq, prompts) | {"after": seq, "state": self._state}
         return packed(tables, meta)
+
+    def _verdict_now(self) -> Verdict:
+        if self._read_whole and self._checked_seq >= self._gathered.last_seq:
+            self._caught_up = True
+        if self._caught_up or self._verdict.state != "well":
+            return self._verdict
+        text = f"Up to event {self._checked_seq:,} nothing is wrong; what comes after it is being checked."
+        return Verdict("checking", text)
 
     def _take_in(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -107,6 +129,7 @@ class LiveReport:
         except GroupstateError as error:
             with self._lock:
                 self._say(Notice("damaged", str(error)))
+                self._verdict = UNREADABLE
             return
         self._gathered = Gathered(base)
         async with anyio.create_task_group() as tasks:
@@ -118,7 +141,7 @@ class LiveReport:
                 tasks.cancel_scope.cancel()
                 with self._lock:
                     self._say(Notice("damaged", str(error)))
-                    self._verdict = Verdict("open", "The log can't be read to its end, so it can't be checked.")
+                    self._verdict = UNREADABLE
 
     async def _read(self, start: int) -> None:
         """
@@ -131,6 +154,7 @@ class LiveReport:
             with self._lock:
                 self._gathered.feed(islice(source, WAITING_MAX))
             await anyio.lowlevel.checkpoint()
+        self._read_whole = True
         async for records in follow(self._run, max(start, self._gathered.last_seq + 1), poll_s=POLL_S):
             with self._lock:
                 self._waiting += records
@@ -147,7 +171,7 @@ class LiveReport:
                 for begin in range(0, len(records), CHECKED_AT_ONCE):
                     held.feed(records[begin : begin + CHECKED_AT_ONCE])
                     await anyio.lowlevel.checkpoint()
-                self._verdict = verdict_of(held.seen)
+                self._verdict, self._checked_seq = verdict_of(held.seen), records[-1].seq
                 self._state += 1
 
 

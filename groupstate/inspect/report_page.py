@@ -50,10 +50,14 @@ class Verdict:
     """What the invariants say."""
 
     state: str
-    """`well`, `wrong`, `open` (not done yet, or not to be had)."""
+    """`well`, `wrong`, `checking`, or `open`: not to be had."""
     text: str
     found: tuple[tuple[int, int, str, str], ...] = ()
     """Invariant, event, group, sentence."""
+
+
+NOT_CHECKED: Final = Verdict("open", "Not checked: groupstate check does it.")
+UNREADABLE: Final = Verdict("open", "The log can't be read to its end, so it can't be checked.")
 
 
 @attrs.frozen
@@ -95,16 +99,14 @@ def report(run: str | os.PathLike[str], *, prompts: bool = True, check: bool = T
     try:
         base, start = beginning(run)
     except GroupstateError as error:
-        return Report(Gathered(), (), Verdict("open", "The log can't be checked."), (Notice("damaged", str(error)),))
+        return Report(Gathered(), (), UNREADABLE, (Notice("damaged", str(error)),))
     gathered, notices = Gathered(base), list[Notice]()
     try:
         gathered.feed(read_log(run, start))
     except GroupstateError as error:
         notices.append(Notice("damaged", str(error)))
-    verdict = Verdict("open", "Not checked: groupstate check does it.")
-    if notices:
-        verdict = Verdict("open", "The log can't be read to its end, so it can't be checked.")
-    elif check and gathered.last_seq:
+    verdict = UNREADABLE if notices else NOT_CHECKED
+    if check and gathered.last_seq and not notices:
         verdict = verdict_of(checked(run))
     texts = PromptReader(run).texts(gathered.prompts) if prompts else []
     return Report(gathered, tuple(texts), verdict, (*notices, *notices_of(gathered)))

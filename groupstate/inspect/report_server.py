@@ -8,12 +8,13 @@ Rule 2: nothing is changed by any request.
 import hmac
 import http.server
 import secrets
+import sys
 import threading
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from groupstate.errors import BadInput
 from groupstate.inspect.report_live import LiveReport
@@ -41,6 +42,11 @@ class _Server(http.server.ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(18)
         self.page = page_html(live=True).encode()
         super().__init__((HOST, port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who asked may go before the answer is there: nothing is wrong then."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def hosts(self) -> set[str]:

@@ -3,6 +3,8 @@
 import http.client
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.lowlevel
 import pytest
 from click.testing import CliRunner
 
@@ -105,6 +108,17 @@ def test_a_question_that_makes_no_sense_is_refused(address: str) -> None:
     assert ask(address, "data?after=soon")[0] == 400
 
 
+def test_who_asks_and_goes_is_no_error(address: str, capfd: pytest.CaptureFixture[str]) -> None:
+    url = urlsplit(address)
+    for _ in range(20):
+        with closing(socket.create_connection((url.hostname or "", url.port or 0))) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(f"GET {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
+    status, _, _ = ask(address)
+
+    assert (status, capfd.readouterr().err) == (200, "")
+
+
 # Keeping up -----------------------------------------------------------------------------------------------
 
 
@@ -179,6 +193,25 @@ async def test_the_verdict_follows_and_finds_what_is_wrong(log: FileLog) -> None
         )
         await until(lambda: verdict() == "wrong")
         tasks.cancel_scope.cancel()
+
+
+async def test_no_log_is_called_sound_before_it_was_checked_whole(log: FileLog) -> None:
+    for version in range(2, 200):
+        log.post([ev.Record(version, version, ev.WeightsPublished(version))])
+    live = LiveReport(log.path)
+    seen = set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(live.follow)
+        with anyio.fail_after(WAIT_S):
+            while not any(state == "well" for state, _ in seen):
+                header = _header(live, 0, -1)
+                if header["last_seq"] == 199:
+                    seen.add((header["verdict"]["state"], header["verdict"]["text"]))  # type: ignore[index]
+                await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+
+    assert {text.split(" events")[0] for state, text in seen if state == "well"} == {"199"}
+    assert any(state == "checking" for state, _ in seen)
 
 
 async def test_damage_is_said_and_what_came_before_is_shown(log: FileLog) -> None:

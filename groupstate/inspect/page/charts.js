@@ -117,7 +117,7 @@ class Timeline {
     const byTime = this.view.axis === "time", versions = this.view.run.tables.versions;
     const plot = new uPlot({
       ...size,
-      padding: [8, 26, 0, 0],
+      padding: [8, 36, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       scales: {

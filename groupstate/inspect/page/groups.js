@@ -180,6 +180,7 @@ class Groups {
     const { run, seq } = this.view, there = run.groupsUpto(seq);
     const text = this.count === there ? count(there) : `${count(this.count)} of ${count(there)}`;
     setText($("groups-count"), text);
+    this.table.setAttribute("aria-rowcount", String(this.count + 1));
     this.spacer.style.height = `${this.count * ROW}px`;
     const none = $("none");
     none.hidden = this.count > 0;

@@ -92,6 +92,7 @@ class View {
 
   choose(group) {
     this.chosen = group;
+    setText($("said"), `Group ${this.run.ids[group]}, ${this.run.meta.phases[this.run.phaseAt(group, this.seq)] ?? "not submitted yet"}.`);
     this.render();
   }
 
@@ -142,7 +143,7 @@ function showMoment(view) {
     ["moment-clock", clock(run.timeOf(seq), run.length < 60)],
     ["moment-words", `event ${count(seq)} of ${count(run.lastSeq)}`],
     ["moment-words", `weight version ${run.versionAt(seq)}${lineage}`],
-    ["moment-words wide", moment(run.meta.origin_ms + run.timeOf(seq) * 1000)],
+    ["moment-words wide", run.lastSeq ? moment(run.meta.origin_ms + run.timeOf(seq) * 1000) : ""],
   ];
   const output = $("moment");
   if (!output.children.length) output.append(...parts.map(([name]) => el("span", { class: name })));
@@ -217,13 +218,13 @@ function showState(meta) {
 
 function showVerdict(meta) {
   const { verdict } = meta, chip = $("verdict-chip");
-  const words = { well: "\u2713 log is sound", wrong: `\u2717 ${counted(verdict.found.length, "breach", "breaches")}`, open: "not checked" }[verdict.state];
+  const words = { well: "\u2713 log is sound", wrong: `\u2717 ${counted(verdict.found.length, "breach", "breaches")}`, checking: "checking\u2026", open: "not checked" }[verdict.state];
   chip.className = `chip ${verdict.state}`;
   setText(chip, words);
   chip.title = verdict.text;
   const text = $("verdict-text");
   text.className = `verdict ${verdict.state}`;
-  text.replaceChildren(el("b", {}, { well: "\u2713 Yes. ", wrong: "\u2717 No. ", open: "" }[verdict.state]), verdict.text);
+  text.replaceChildren(el("b", {}, { well: "\u2713 Yes. ", wrong: "\u2717 No. ", checking: "", open: "" }[verdict.state]), verdict.text);
   $("violations").replaceChildren(...verdict.found.map(([invariant, seq, group, sentence]) =>
     el("div", { class: "violation" },
       el("button", { type: "button", class: "seq", title: "Move the slider there", onclick: () => page.goTo(seq) }, `event ${seq}`),

@@ -55,6 +55,7 @@ const percent = (part, all) => (all > 0 ? `${((100 * part) / all).toFixed(part &
 // A length of time.
 function span(seconds) {
   if (!(seconds >= 0)) return "";
+  if (seconds === 0) return "0 s";
   if (seconds < 0.0995) return `${parseFloat((seconds * 1000).toPrecision(2))} ms`;
   if (seconds < 59.95) return `${seconds < 9.95 ? seconds.toFixed(2) : seconds.toFixed(1)} s`;
   const minutes = Math.floor(Math.round(seconds) / 60), rest = Math.round(seconds) % 60;
