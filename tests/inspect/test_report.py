@@ -143,6 +143,54 @@ def records(*events: ev.AnyEvent) -> list[ev.Record]:
     return [ev.Record(seq, seq * 1_000_000_000, event) for seq, event in enumerate([first, *events], 1)]
 
 
+def whole(name: str, partition: str = ev.TRAIN) -> list[ev.AnyEvent]:
+    """A group of one session from submission to its end."""
+    row = (ev.TrajectoryRecord(0, {"reward": 1.0}, 1, 5),)
+    return [
+        ev.GroupSubmitted(name, 1, partition, 0, 1, "submit"),
+        ev.SessionStarted(name, 0, 1),
+        ev.SessionFinished(name, 0, 1, row),
+        ev.GroupFinished(name),
+    ]
+
+
+def trained(name: str, batch: int, *, partition: str = ev.TRAIN) -> list[ev.AnyEvent]:
+    return [
+        ev.BatchRequested(batch, partition, 1, 0),
+        ev.BatchSampled(batch, batch, partition, (name,), 0, (0,)),
+        ev.BatchCommitted(batch),
+    ]
+
+
+FAILED = [
+    ev.GroupSubmitted("f", 1, ev.VALIDATION, 0, 1, "submit"),
+    ev.SessionFailed("f", 0, 1, "error"),
+    ev.GroupFailed("f"),
+]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*whole("a"), ev.GroupEvicted("a", ("stale",), 3, 2), ev.RefillForfeited(5, "full"), *whole("b")],
+        [
+            *whole("a"),
+            *whole("b"),
+            ev.CheckpointMarked(1, 0, 1),
+            *trained("a", 1),
+            ev.CheckpointMarked(2, 0, 1),
+            *trained("b", 2),
+            ev.RunRewound(2, 14, 0, 2),
+        ],
+        [ev.BatchRequested(1, ev.TRAIN, 1, 0), ev.RunRecovered({}, RULES_VERSION, 0, 1)],
+        [*FAILED, *trained("f", 1, partition=ev.VALIDATION)[:2], ev.BatchReturned(1, "released")],
+    ],
+    ids=["more forfeited than owed", "gone back to the second mark", "opened again", "a failed group came back"],
+)
+def test_turns_that_are_rare(events: list[ev.AnyEvent]) -> None:
+    assert_as_shown(Gathered().feed(records(*events)), overview(records(*events)))
+
+
 def test_an_attempt_has_its_beginning_its_end_and_what_came_of_it() -> None:
     row = (ev.TrajectoryRecord(0, {"reward": 0.5}, 3, 40), ev.TrajectoryRecord(1, {"reward": 1.0}, 3, 2))
     gathered = Gathered().feed(
@@ -177,14 +225,15 @@ def test_a_group_that_starts_over_ends_its_open_attempts() -> None:
         records(
             ev.GroupSubmitted("a", 2, ev.TRAIN, 0, 1, "submit"),
             ev.SessionStarted("a", 0, 1),
+            ev.SessionStarted("a", 1, 1),
             ev.GroupRequeued("a", "lost"),
             ev.SessionStarted("a", 0, 2),
         )
     )
 
     assert [PHASES[phase] for phase in gathered.phases.columns["phase"]] == ["pending", "running", "pending", "running"]
-    assert [OUTCOMES[outcome] for outcome in gathered.attempts.columns["outcome"]] == ["requeued"]
-    assert gathered.under_way() == [[0, 0, 2, 5, 0]]
+    assert [OUTCOMES[outcome] for outcome in gathered.attempts.columns["outcome"]] == ["requeued", "requeued"]
+    assert gathered.under_way() == [[0, 0, 2, 6, 0]]
 
 
 def test_a_clock_that_was_set_back_stands_still() -> None:
