@@ -24,6 +24,7 @@ from groupstate.inspect.report_tables import packed
 from groupstate.log.disk import OsDisk
 from groupstate.log.reading import beginning, read_log
 from groupstate.log.rundir import RunDir, read_run_info
+from groupstate.version import VERSION
 
 FORM: Final = 1
 """Of the data: the script and what it is given belong together."""
@@ -145,6 +146,7 @@ def meta_of(gathered: Gathered, verdict: Verdict, notices: Iterable[Notice], *, 
         "name": name,
         "run_id": gathered.run_id,
         "library": gathered.library,
+        "made_by": VERSION,
         "rules": own,
         "closed": gathered.closed,
         "openings": gathered.openings,

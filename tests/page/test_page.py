@@ -2,6 +2,7 @@
 
 import shutil
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,48 @@ def test_the_page_shows_the_run_as_it_was_at_the_slider(
             shown = int(row.locator(".value").inner_text().split()[0].replace(",", ""))
             assert shown == sum(reason in reasons for reasons in evicted), (seq, reason)
         assert text(page, "#groups-count") == str(sum(expected.values()))
+
+
+def test_histograms_count_what_the_log_holds_at_the_slider(
+    made: tuple[Path, list[ev.Record]], show_run: Callable[..., Page]
+) -> None:
+    run, kept = made
+    page = show_run(run)
+    for seq in (3, 5_000, len(kept)):
+        go_to(page, seq)
+        events = [record.event for record in kept[:seq]]
+        sampled = Counter(lag for event in events if isinstance(event, ev.BatchSampled) for lag in event.lags)
+        evicted = Counter(event.lag for event in events if isinstance(event, ev.GroupEvicted))
+        rewards = Counter(e.trajectories[-1].metrics["reward"] for e in events if isinstance(e, ev.SessionFinished))
+        lags: Any = page.evaluate("document.groupstate.histograms.lag.stacks")
+        values: Any = page.evaluate("document.groupstate.histograms.metric.stacks")
+
+        assert lags == [[counts[lag] for lag in range(len(lags[0]))] for counts in (sampled, evicted)]
+        assert max([*sampled, *evicted], default=0) < len(lags[0])
+        assert values == [[rewards[0.0], rewards[1.0]]]
+
+
+def test_rows_say_what_their_sessions_had_come_to_at_the_slider(
+    made: tuple[Path, list[ev.Record]], show_run: Callable[..., Page]
+) -> None:
+    run, kept = made
+    page = show_run(run)
+    for seq in (900, 2_500, len(kept)):
+        go_to(page, seq)
+        finished: Counter[str] = Counter()
+        failed: Counter[str] = Counter()
+        tokens: Counter[str] = Counter()
+        for record in kept[:seq]:
+            if isinstance(event := record.event, ev.SessionFinished):
+                finished[event.group_id] += 1
+                tokens[event.group_id] += event.trajectories[0].response_tokens
+            elif isinstance(event, ev.SessionFailed) and event.retry_in_s is None:
+                failed[event.group_id] += 1
+        names = column(page, "Group")
+        lost = [f" ({failed[name]})" if failed[name] else "" for name in names]
+
+        assert column(page, "Sessions") == [f"{finished[n]}/8{more}" for n, more in zip(names, lost, strict=True)]
+        assert column(page, "Tokens") == [f"{tokens[name]:,}" if tokens[name] else "" for name in names]
 
 
 def test_the_slider_moves_by_keys_and_by_a_click_into_the_timeline(

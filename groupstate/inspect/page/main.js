@@ -196,7 +196,7 @@ function showRun(run) {
   showVerdict(meta);
   pairs($("rules"), Object.entries(meta.rules).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value)]), "All rules are the defaults.");
   pairs($("totals"), Object.entries(meta.totals).filter(([, value]) => value).map(([key, value]) => [key, count(value)]), "Nothing was counted.");
-  setText($("foot"), `Made by groupstate ${meta.library || ""} ${LIVE ? "from a run on this machine" : moment(meta.made_ms)}. Charts by uPlot (MIT). Times are those of the run's clock.`);
+  setText($("foot"), `Made by groupstate ${meta.made_by}${LIVE ? "" : `, ${moment(meta.made_ms)}`}${meta.library ? `, of a run by groupstate ${meta.library}` : ""}. Charts by uPlot (MIT). Times are those of the run's clock.`);
   const words = $("phase-words");
   if (!words.children.length) {
     words.append(...meta.phases.map((phase, at) => el("div", {}, el("dt", {}, badge(at, phase)), el("dd", {}, PHASE_WORDS[phase] ?? ""))));
