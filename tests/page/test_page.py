@@ -236,16 +236,16 @@ def test_nothing_moves_about_as_the_slider_does(
 ) -> None:
     run, kept = made
     page = show_run(run)
-    page.evaluate("document.groupstate.choose(100)")
-    boxes = """[...document.querySelectorAll('main section, .plot, .tile, #events, .gantt')].map((node) => {
+    boxes = """[...document.querySelectorAll('main section, .plot, .tile, .events, .gantt')].map((node) => {
         const { x, y, width, height } = node.getBoundingClientRect();
         return [x, y, width, height].map(Math.round); })"""
     found = []
-    for seq in (1, len(kept) // 3, len(kept)):
+    for seq, group in ((1, 100), (len(kept) // 3, 100), (len(kept), 100), (len(kept), 1), (900, 450)):
+        page.evaluate("(group) => document.groupstate.choose(group)", group)
         go_to(page, seq)
         found.append(page.evaluate(boxes))
 
-    assert found[0] == found[1] == found[2]
+    assert all(each == found[0] for each in found)
 
 
 # Groups ---------------------------------------------------------------------------------------------------
@@ -265,6 +265,8 @@ def test_search_looks_into_ids_prompts_and_errors(
     lost = {r.event.group_id for r in kept if isinstance(r.event, ev.SessionFailed) and "CUDA" in r.event.message}
     apples = sum(number % 89 + 11 == 57 for number in range(600))
     assert found("g123") == "1 of 600"
+    assert page.locator("#rows .row:not([hidden])").all_inner_texts()[0].startswith("g123")
+    assert page.locator("#rows .row:not([hidden])").count() == 1
     assert found('"57 apples"') == f"{apples} of 600"
     assert found("cuda memory") == f"{len(lost)} of 600"
     assert found("no such thing") == "0 of 600"

@@ -5,12 +5,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyio
 import pytest
 from playwright.sync_api import Page, expect
 
 from groupstate.core import events as ev
+from groupstate.core.rules import RULES_VERSION
+from groupstate.inspect.report_live import LiveReport
+from groupstate.inspect.report_server import serving
 from groupstate.log.file import FileLog
 from tests.page.made_runs import MadeRun, new_log, records
 from tests.page.test_page import go_to, legend, phases_at, settle
@@ -131,3 +136,34 @@ def test_events_of_a_session_that_runs_are_there(growing: Growing, show: Callabl
     settle(page)
 
     assert "still open" in page.locator("#group .legend").inner_text()
+
+
+def test_a_metric_that_comes_later_is_lacking_before(tmp_path: Path, show: Callable[..., Page]) -> None:
+    log = new_log(tmp_path / "run")
+    events: list[ev.AnyEvent] = [ev.RunStarted("r", {}, RULES_VERSION, 0)]
+    for name, metrics in (("a", {"reward": 1.0}), ("b", {"reward": 0.0, "late": 7.0})):
+        row = (ev.TrajectoryRecord(0, metrics),)
+        events += [
+            ev.GroupSubmitted(name, 1, ev.TRAIN, 0, 1, "submit"),
+            ev.SessionStarted(name, 0, 1),
+            ev.SessionFinished(name, 0, 1, row),
+            ev.GroupFinished(name),
+        ]
+    kept = [ev.Record(seq, seq * 1_000_000, event) for seq, event in enumerate(events, 1)]
+    log.post(kept[:5])
+    live = LiveReport(log.path)
+    with ThreadPoolExecutor(1) as thread, serving(live) as address:
+        following = thread.submit(anyio.run, _followed_for, live, 8.0)
+        page = show(address)
+        wait_for(page, 5)
+        log.post(kept[5:])
+        wait_for(page, 9)
+        values = page.evaluate("Array.from(document.groupstate.run.tables.attempts.of('metric 1').slice(0, 2), String)")
+        following.result()
+
+    assert values == ["NaN", "7"]
+
+
+async def _followed_for(live: LiveReport, seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        await live.follow()

@@ -55,9 +55,8 @@ function columnOf(raw, code, count, rising) {
 
 // A column that grows at its end. `a` has room for more than the `n` values that count.
 class Column {
-  constructor(kind, fill = 0) {
+  constructor(kind) {
     this.kind = kind;
-    this.fill = fill;
     this.a = new kind(0);
     this.n = 0;
   }
@@ -66,7 +65,6 @@ class Column {
     if (count <= this.a.length) return;
     const wider = new this.kind(this.n ? Math.max(count, this.a.length * 2) : count);
     wider.set(this.a);
-    if (this.fill) wider.fill(this.fill, this.a.length);
     this.a = wider;
   }
 
@@ -94,9 +92,9 @@ class Grown {
     for (const [name, values] of Object.entries(chunk)) {
       let column = this.columns[name];
       if (!column) {
-        column = this.columns[name] = new Column(values.constructor, name.startsWith("metric ") ? NaN : 0);
+        column = this.columns[name] = new Column(values.constructor);
         column.pad(before);
-        if (column.fill) column.a.fill(NaN, 0, before);
+        column.a.fill(NaN, 0, before); // rows that came before a metric was known lack it
       }
       column.push(values);
       this.n = column.n;
