@@ -101,6 +101,7 @@ bench: .venv/.installed ## measure, and print how
 .PHONY: docs
 docs: .venv/.installed ## write the parts of docs/ that come from the code
 	@.venv/bin/python -m tools.phase_diagram
+	@.venv/bin/python -m tools.table_columns
 	@.venv/bin/groupstate scenario --schema > docs/scenario.schema.json
 
 .PHONY: clean

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import (
     decision,
     durable,
+    exporting,
     footprint,
     latency,
     opening,
@@ -45,6 +46,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "publish": [publish.measure],
         "rescan": [versus.measure],
         "replay": [lambda: replay.measure(folder)],
+        "exports": [lambda: exporting.measure(folder)],
         "memory": [footprint.measure],
         "durable": [lambda: durable.measure(folder)],
         "opening": [lambda: opening.measure(folder, events=events)],
@@ -72,6 +74,7 @@ def quick(folder: Path) -> Benchmarks:
         "publish": [lambda: publish.measure(small=10, large=40, few=3, many=10, versions=3, repetitions=3)],
         "rescan": [lambda: versus.measure(count=40, repetitions=3)],
         "replay": [lambda: replay.measure(folder, groups=640, repetitions=3)],
+        "exports": [lambda: exporting.measure(folder, groups=640, repetitions=3)],
         "memory": [lambda: footprint.measure(groups=200, running=200, repetitions=1)],
         "durable": [lambda: durable.measure(folder, events=((1, 10), (64, 128)), repetitions=3)],
         "opening": [lambda: opening.measure(folder, events=2_000, groups=20, tail=10, repetitions=3)],

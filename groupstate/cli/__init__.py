@@ -11,10 +11,12 @@ import click
 from groupstate.cli.collecting import run
 from groupstate.cli.doing import demo, scenario
 from groupstate.cli.exploring import explore
+from groupstate.cli.exporting import export, trace
 from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
 from groupstate.cli.reporting import report, view
 from groupstate.cli.simulating import simulate
+from groupstate.cli.supposing import whatif
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 
@@ -61,5 +63,22 @@ def main() -> None:
     """
 
 
-for command in (run, log, show, why, check, report, view, repair, disk, scenario, explore, simulate, demo):
+for command in (
+    run,
+    log,
+    show,
+    why,
+    check,
+    report,
+    view,
+    trace,
+    export,
+    repair,
+    disk,
+    scenario,
+    explore,
+    simulate,
+    whatif,
+    demo,
+):
     main.add_command(command)

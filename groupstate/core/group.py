@@ -64,6 +64,12 @@ _unpacked = functools.lru_cache(UNPACKED_KEPT)(msgspec.msgpack.Decoder(tuple[Ses
 _payloads_only = msgspec.msgpack.Decoder(tuple[_PayloadOnly, ...]).decode
 
 
+def forget_unpacked() -> None:
+    """Sessions are unpacked anew, after somebody has changed a metric in what is for looking only: groups that ended
+    alike share what stays unpacked, those of other runs too."""
+    _unpacked.cache_clear()
+
+
 class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     group_id: str
     size: int

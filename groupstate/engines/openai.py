@@ -343,7 +343,7 @@ class OpenAIEngine:
             pause_s = min(stream.retry_after_s or 0.0, BUSY_S_MAX)
             self._fleet.failed(replica, answer.words, pause_s=max(pause_s, replica.pause_s))
             self._be_patient(row, what)
-        elif answer.status >= 500:
+        elif answer.status >= 500 or answer.late:
             self._fleet.failed(replica, answer.words)
             raise EngineUnavailable(what)
         elif answer.status >= 400 and not answer.missing and answer.status != 401:

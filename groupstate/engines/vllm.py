@@ -129,7 +129,7 @@ class VllmEngine:
         self._changed = anyio.Event()
         """Set, and replaced, whenever somebody's wait may be over."""
         self._closed = False
-        self._home = Home()
+        self._home = Home(moves=False)  # vLLM would say that it had died.
         self._end: Exception | None = None
 
     @classmethod
@@ -165,6 +165,7 @@ class VllmEngine:
         except BaseException:
             llm.shutdown()
             raise
+        engine._home.need("vllm")
         engine._is_own = True
         return engine
 
@@ -242,6 +243,7 @@ class VllmEngine:
             EngineError: misfit weights, or vLLM could not load them; the old ones stay in force.
             EngineDied: and vLLM could not load the old ones either.
         """
+        self._home.need("vllm")
         self._check_alive()
         weight_version = need_version(weight_version)
         scope = anyio.CancelScope()
@@ -412,6 +414,7 @@ class VllmEngine:
     # State -----------------------------------------------------------------------------------------
 
     async def _go(self, call: str, work: Callable[[], Awaitable[Any]]) -> None:
+        self._home.need("vllm")
         self._check_alive()
         async with self._lock:
             self._check_alive()

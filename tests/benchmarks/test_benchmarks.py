@@ -16,6 +16,7 @@ NAMES = [
     "publish",
     "rescan",
     "replay",
+    "exports",
     "memory",
     "durable",
     "opening",

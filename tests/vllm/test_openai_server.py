@@ -151,6 +151,8 @@ def kind(server: Server, tmp_path: Path) -> OpenAIServer:
 
 
 class TestServer(EngineContract):
+    patience_s = 600.0
+
     # It stands at the end of this file, since it takes the server along.
     test_an_engine_that_dies_fails_everything_at_once_and_for_good = None  # type: ignore[assignment]
 
