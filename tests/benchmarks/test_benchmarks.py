@@ -21,6 +21,8 @@ NAMES = [
     "durable",
     "opening",
     "trajectory",
+    "report",
+    "view",
     "simulated",
     *(["sessions"] if importlib.util.find_spec("torch") else []),
 ]
