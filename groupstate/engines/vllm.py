@@ -23,6 +23,7 @@ from groupstate.core.arguments import shown
 from groupstate.core.events import VersionSpan
 from groupstate.core.near import near
 from groupstate.engines.checkpoint import Checkpoint, WeightFiles, model_folder
+from groupstate.engines.death import Death
 from groupstate.engines.given import checked_prompt, need_in_flight, need_request, need_tokenizer, need_version
 from groupstate.engines.port import (
     FinishReason,
@@ -131,6 +132,7 @@ class VllmEngine:
         self._closed = False
         self._home = Home(moves=False)  # vLLM would say that it had died.
         self._end: Exception | None = None
+        self._death_seen = Death()
 
     @classmethod
     async def start(
@@ -272,6 +274,16 @@ class VllmEngine:
         self._closed = True
         self._release_rows()
         await carried(self._close())
+
+    async def died(self) -> None:
+        self._home.need("vllm")
+        self._output_handler().add_done_callback(self._note_end)
+        await self._death_seen.wait()
+        raise self._death()
+
+    def _note_end(self, handler: "asyncio.Task[Any]") -> None:
+        if not self._closed:
+            self._death_seen.happen()
 
     async def _close(self) -> None:
         while self._rows:
@@ -508,6 +520,7 @@ class VllmEngine:
                     f"{self._weight_version} again ({again})"
                 )
                 self._release_rows()
+                self._death_seen.happen()
                 raise self._death() from again
             stays = f"version {self._weight_version} stays"
             raise EngineError(f"the weights of version {weight_version} can't be loaded; {stays}: {error}") from error
@@ -564,9 +577,14 @@ class VllmEngine:
         return result
 
     async def _cancel_on_death(self, scope: anyio.CancelScope) -> None:
-        self.llm._run_output_handler()  # Does nothing where it runs, which it does unless vLLM was made without a loop.
-        await asyncio.wait([self.llm.output_handler])  # It passes on what vLLM says, and ends with vLLM.
+        await asyncio.wait([self._output_handler()])
         scope.cancel()
+
+    def _output_handler(self) -> "asyncio.Task[Any]":
+        """vLLM's own task that passes on what its process says, and ends with it."""
+        self.llm._run_output_handler()  # Does nothing where it runs, which it does unless vLLM was made without a loop.
+        handler: asyncio.Task[Any] = self.llm.output_handler
+        return handler
 
 
 def _need_readable(params: vllm.SamplingParams) -> None:
