@@ -21,6 +21,7 @@ from groupstate.core.events import VersionSpan
 from groupstate.engines.checkpoint import Checkpoint, WeightFiles
 from groupstate.engines.death import Death
 from groupstate.engines.given import checked_prompt, need_in_flight, need_request, need_tokenizer, need_version
+from groupstate.engines.orphans import Guard
 from groupstate.engines.port import (
     FinishReason,
     Generation,
@@ -55,6 +56,7 @@ from groupstate.engines.vllm_start import (
     folder_of_model,
     need_sleep_level,
     need_usable,
+    process_ids,
     started,
     words,
 )
@@ -109,6 +111,7 @@ class VllmEngine:
         self._weight_version = need_version(weight_version)
         self._is_own = False
         """Whether it was started here, and ends here."""
+        self._guard: Guard | None = None
         self._is_labelled = False
         """Whether vLLM knows the first weight version."""
         self._state: State = "generating"
@@ -163,6 +166,8 @@ class VllmEngine:
             raise
         engine._home.need("vllm")
         engine._is_own = True
+        # A signal that nobody handles ends this process, and would leave vLLM's with all its memory.
+        engine._guard = Guard.over(process_ids(llm))
         return engine
 
     @property
@@ -287,8 +292,13 @@ class VllmEngine:
             if self.llm.output_handler is not None:
                 # While vLLM shuts down it would take the end of the process for a death, and log a traceback.
                 self.llm.output_handler.cancel()
-            await anyio.to_thread.run_sync(self.llm.shutdown)
+            await anyio.to_thread.run_sync(self._shut_down)
         self._files.close()
+
+    def _shut_down(self) -> None:
+        self.llm.shutdown()
+        if self._guard is not None:
+            self._guard.release()
 
     # Requests --------------------------------------------------------------------------------------
 

@@ -53,11 +53,20 @@ def folder_of_model(llm: AsyncLLM) -> Path:
     return model_folder(model.model, model.revision, load.download_dir)
 
 
+def process_ids(llm: AsyncLLM) -> list[int]:
+    """Of the processes that it started on this machine, as far as it tells."""
+    return [process.pid for process in getattr(_manager(llm), "processes", ())]
+
+
 def exit_codes(llm: AsyncLLM) -> str:
     """How its processes ended, such as -9 by the kernel for want of memory."""
-    manager: Any = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
+    manager = _manager(llm)
     codes = manager.finished_procs() if hasattr(manager, "finished_procs") else {}
     return "".join(f"; its process {name} ended with code {code}" for name, code in codes.items())
+
+
+def _manager(llm: AsyncLLM) -> Any:
+    return getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
 
 
 def words(error: BaseException) -> str:
