@@ -100,14 +100,17 @@ class Soak:
 
 
 def memory_bytes() -> int:
-    """Of this process and those it started, each shared page counted in parts."""
+    """Of this process and those it started, each page that they share counted in parts.
+
+    Without the pages of files, such as torch's: they count for less while other processes have them too.
+    """
     pids = [str(os.getpid())]
     for path in Path("/proc/self/task").iterdir():
         pids += (path / "children").read_text().split()
     total = 0
     for pid in pids:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        total += sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     return total * 1024
 
 
