@@ -33,6 +33,8 @@ class Soak:
         self.chance = random.Random(seed)
         self.ends: Counter[str] = Counter()
         self.publications = 0
+        self.some_ended = anyio.Event()
+        """Since the last publication."""
 
     async def run(self, sessions: int) -> None:
         places = anyio.Semaphore(AT_ONCE)
@@ -59,6 +61,7 @@ class Soak:
         finally:
             places.release()
             self.ends[end] += 1
+            self.some_ended.set()
 
     async def _ended(self, request: Request, end: str, after_s: float) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -82,6 +85,9 @@ class Soak:
         """Publish, in whatever state the engine then is."""
         while True:
             await anyio.sleep(self.chance.uniform(0.2, 0.8))
+            # Else, on a machine too busy for an answer between two publications, `restart` would let none end.
+            await self.some_ended.wait()
+            self.some_ended = anyio.Event()
             state = self.chance.choice(["generating", "generating", "paused", "asleep"])
             with anyio.CancelScope(shield=True):
                 await self._publish(state)
