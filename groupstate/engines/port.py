@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import msgspec
@@ -274,4 +274,17 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """End the engine; requests under way fail with `EngineError`. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """What an engine has too that hears of its own crash while nobody asks anything of it."""
+
+    async def died(self) -> None:
+        """Wait until the engine has crashed, which may be for ever. To be closed is no crash.
+
+        Raises:
+            EngineDied: it has.
+        """
         ...

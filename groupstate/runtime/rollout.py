@@ -20,7 +20,7 @@ from groupstate.core import events as ev
 from groupstate.core.group import Group
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, decoded_prompt
-from groupstate.engines.port import Engine, SamplingParams
+from groupstate.engines.port import Engine, Mortal, SamplingParams
 from groupstate.engines.tasks import ended, loose
 from groupstate.errors import (
     BadSettings,
@@ -34,6 +34,7 @@ from groupstate.errors import (
 from groupstate.logs import Logger
 from groupstate.runtime.controller import Controller, Signal
 from groupstate.runtime.deadlines import timed_out
+from groupstate.runtime.functions import is_async
 from groupstate.runtime.ledger import DOUBLINGS_MAX, Ending
 from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
 from groupstate.runtime.siblings import Siblings
@@ -107,6 +108,9 @@ class Rollout:
             group.group_id for group in self._book.in_phase(Phase.PENDING) if group.group_id not in queued
         )
         async with anyio.create_task_group() as tasks:
+            if isinstance(self._engine, Mortal) and is_async(self._engine.died):
+                # Its death ends the sessions that ask nothing of it now, too.
+                tasks.start_soon(self._engine.died, name="the engine's death")
             while True:
                 while self._queue and not self._controller.closing:
                     self._dispatch(tasks, self._queue.popleft())

@@ -1,8 +1,10 @@
 """The contract of engines, kept by those that need nothing but torch."""
 
+import asyncio
 from typing import Any
 
 import pytest
+import torch
 
 from groupstate.engines.port import Request
 from groupstate.engines.scripted import ScriptedEngine
@@ -67,10 +69,12 @@ class Torch(WithRows):
         return Transformer(CONFIG, seed=1).state_dict()
 
     def kill(self, engine: Any) -> None:
-        def boom(*args: Any) -> Any:
-            raise RuntimeError("boom")
-
-        engine._model.hidden = boom
+        # Weights that break on their way in: an idle engine takes no step that could fail.
+        told = asyncio.get_running_loop().create_future()
+        told.add_done_callback(asyncio.Future.exception)
+        with engine._changed:
+            engine._published.append(({"boom": torch.ones(1)}, 1, told))
+            engine._changed.notify()
 
 
 class TorchOnGpu(Torch):

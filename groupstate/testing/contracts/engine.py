@@ -59,7 +59,8 @@ class EngineKind(Protocol):
 
     @abstractmethod
     def kill(self, engine: Any) -> None:
-        """It dies now, or with its next token, of an error whose text contains `death`."""
+        """It dies now, or with its next token, of an error whose text contains `death`; whether it generates or is
+        idle, once it has answered a request."""
 
     @abstractmethod
     def token_count(self, engine: Any, request: Request) -> int:
@@ -144,6 +145,11 @@ class EngineContract(Contract):
     def needs_slots(self, kind: EngineKind) -> None:
         if not kind.sets_slots:
             pytest.skip("this kind of engine has its slots from what it runs in")
+
+    @pytest.fixture
+    def needs_died(self, make: Make) -> None:
+        if not hasattr(make(), "died"):
+            pytest.skip("this kind of engine doesn't hear of its death by itself")
 
     async def test_a_request_is_answered_with_a_log_probability_for_every_token(self, make: Make) -> None:
         generation = await make(weight_version=3).generate(ask(max_tokens=5))
@@ -569,6 +575,32 @@ class EngineContract(Contract):
                 await attempt
         assert engine.in_flight_count == 0
         await engine.aclose()
+
+    @pytest.mark.usefixtures("needs_died")
+    async def test_who_waits_for_its_death_is_told_while_nobody_asks_anything(self, kind: EngineKind) -> None:
+        engine = await kind.make_mortal()
+        await engine.generate(ask())
+        waiting = [asyncio.create_task(engine.died()) for _ in range(2)]
+        waiting[0].cancel()
+        done, _ = await asyncio.wait(waiting, timeout=0.05)
+
+        assert done == {waiting[0]}
+        kind.kill(engine)
+        for call in (waiting[1], engine.died()):
+            with anyio.fail_after(30), pytest.raises(EngineDied, match=kind.death):
+                await call
+        await engine.aclose()
+
+    @pytest.mark.usefixtures("needs_died")
+    async def test_to_be_closed_is_no_death(self, make: Make) -> None:
+        engine = make()
+        await engine.generate(ask())
+        waiting = asyncio.create_task(engine.died())
+        await engine.aclose()
+        done, _ = await asyncio.wait([waiting], timeout=0.05)
+        waiting.cancel()
+
+        assert not done
 
     async def test_closing_fails_requests_under_way_and_may_be_done_twice(self, make: Make, kind: EngineKind) -> None:
         engine = make()
