@@ -17,6 +17,20 @@ LEVEL = 4
 """Of compression: higher levels take half as long again for one percent."""
 
 
+LIMITS = {"B": (0, 2**8 - 1), "H": (0, 2**16 - 1), "I": (0, 2**32 - 1), "q": (-(2**63), 2**63 - 1)}
+
+
+def _extend(column: "array[Any]", values: tuple[Any, ...]) -> None:
+    """A number that no run writes, as in a log that was made by hand, is cut to what the column can hold: what is wrong
+    with it, the invariants say."""
+    try:
+        part = array(column.typecode, values)
+    except OverflowError:
+        low, high = LIMITS[column.typecode]
+        part = array(column.typecode, [min(max(value, low), high) for value in values])
+    column.extend(part)
+
+
 class Table:
     """Rows of numbers, kept by column. The column `seq` says from which event on a row is there."""
 
@@ -37,7 +51,7 @@ class Table:
         """Put the rows that were added into the columns."""
         if self._waiting:
             for column, values in zip(self.columns.values(), zip(*self._waiting, strict=True), strict=True):
-                column.extend(values)
+                _extend(column, values)
             self._waiting.clear()
 
     def since(self, seq: int) -> dict[str, "array[Any]"]:
@@ -69,7 +83,7 @@ class Measured(Table):
         for name, column in self.metrics.items():
             column.extend([metrics.get(name, math.nan) for metrics in found])
         for column, values in zip(self.columns.values(), list(zip(*self._waiting, strict=True))[:-1], strict=True):
-            column.extend(values)
+            _extend(column, values)
         self._waiting.clear()
 
     def since(self, seq: int) -> dict[str, "array[Any]"]:

@@ -260,6 +260,22 @@ def test_metrics_beyond_the_bound_are_named() -> None:
     assert gathered.attempts.left_out == {"m12", "m13"}
 
 
+def test_numbers_that_no_run_writes_are_cut_to_what_a_column_holds() -> None:
+    gathered = Gathered().feed(
+        records(
+            ev.GroupSubmitted("a", -1, ev.TRAIN, 2**70, 1, "submit"),
+            ev.SessionStarted("a", 70_000, -5),
+            ev.SessionFailed("a", 70_000, -5, "error"),
+            ev.GroupEvicted("a", ("stale",), 3, 2**40),
+        )
+    )
+
+    assert list(gathered.groups.columns["size"]) == [0]
+    assert list(gathered.groups.columns["stamp"]) == [2**63 - 1]
+    assert (gathered.attempts.columns["session"][0], gathered.attempts.columns["attempt"][0]) == (2**16 - 1, 0)
+    assert list(gathered.evictions.columns["credit"]) == [2**32 - 1]
+
+
 def test_a_log_that_no_run_wrote_ends_where_it_can_not_be_followed() -> None:
     gathered = Gathered()
 
