@@ -26,6 +26,7 @@ from benchmarks import (
     sessions,
     simulated,
     trajectory,
+    travel,
     versus,
 )
 from benchmarks.measure import Result, hardware
@@ -50,6 +51,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "durable": [lambda: durable.measure(folder)],
         "opening": [lambda: opening.measure(folder, events=events)],
         "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
+        "travel": [lambda: travel.measure(folder, events=events)],
         "simulated": [simulated.measure],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
@@ -79,6 +81,7 @@ def quick(folder: Path) -> Benchmarks:
             lambda: trajectory.measure(folder, count=64, repetitions=3),
             lambda: trajectory.measure_opening(folder, groups=70, repetitions=3),
         ],
+        "travel": [lambda: travel.measure(folder, events=3_000, places=2, repetitions=1, spacing=1_000)],
         "simulated": [lambda: simulated.measure(hours=0.02, repetitions=1)],
         **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }
@@ -103,7 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="|".join(full(Path())), help="which ones; without any, all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes; the numbers say nothing")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where files are written and flushed")
-    parser.add_argument("--events", type=int, default=opening.EVENTS, help="of `opening`: how long the log is")
+    parser.add_argument(
+        "--events", type=int, default=opening.EVENTS, help="of `opening`, `travel`: how long the log is"
+    )
     options = parser.parse_args(arguments)
     benchmarks = quick(options.dir) if options.quick else full(options.dir, options.events)
     if unknown := [name for name in options.names if name not in benchmarks]:

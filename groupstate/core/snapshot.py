@@ -102,8 +102,24 @@ class Left(msgspec.Struct, array_like=True):
 
 def capture(book: Book) -> Capture:
     """The book as it is now. Costs a copy of its lists, not of what is in them."""
+    return Capture(
+        _state(book, list(book._committed_at)),
+        list(book.groups.values()),
+        list(book.aside.values()),
+        list(book.departed),
+        bytes(_PHASES.index(phase) for phase in book.departed.values()),
+    )
+
+
+def capture_live(book: Book) -> Capture:
+    """The same without the groups that have left, for looking: neither those that a mark could bring back nor the ids
+    of the others. Its size follows what is live."""
+    return Capture(_state(book, []), list(book.groups.values()), [], [], b"")
+
+
+def _state(book: Book, committed_at: list[tuple[int, str]]) -> BookState:
     places = {group_id: place for place, group_id in enumerate(book.groups)}
-    state = BookState(
+    return BookState(
         run_id=book.run_id,
         started_at_ns=book.started_at_ns,
         openings=book.openings,
@@ -134,18 +150,11 @@ def capture(book: Book) -> Capture:
         datasets={name: dict(counts) for name, counts in book.datasets.items()},
         uses={name: attrs.evolve(use) for name, use in book.uses.items()},
         targets=dict(book.targets),
-        committed_at=list(book._committed_at),
+        committed_at=committed_at,
         phases={
             partition: {str(phase): [places[g] for g in ids] for phase, ids in shelf.phases.items() if ids}
             for partition, shelf in book._shelves.items()
         },
-    )
-    return Capture(
-        state,
-        list(book.groups.values()),
-        list(book.aside.values()),
-        list(book.departed),
-        bytes(_PHASES.index(phase) for phase in book.departed.values()),
     )
 
 

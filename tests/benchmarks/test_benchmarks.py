@@ -21,6 +21,7 @@ NAMES = [
     "durable",
     "opening",
     "trajectory",
+    "travel",
     "simulated",
     *(["sessions"] if importlib.util.find_spec("torch") else []),
 ]
