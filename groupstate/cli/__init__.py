@@ -16,6 +16,7 @@ from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
 from groupstate.cli.simulating import simulate
 from groupstate.cli.supposing import whatif
+from groupstate.cli.traveling import diff_command
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 
@@ -65,6 +66,7 @@ for command in (
     run,
     log,
     show,
+    diff_command,
     why,
     check,
     trace,
