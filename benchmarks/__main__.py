@@ -25,6 +25,7 @@ from benchmarks import (
     sample,
     sessions,
     simulated,
+    statistics,
     trajectory,
     travel,
     versus,
@@ -52,6 +53,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "opening": [lambda: opening.measure(folder, events=events)],
         "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
         "travel": [lambda: travel.measure(folder, events=events)],
+        "stats": [lambda: statistics.measure(folder)],
         "simulated": [simulated.measure],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
@@ -82,6 +84,7 @@ def quick(folder: Path) -> Benchmarks:
             lambda: trajectory.measure_opening(folder, groups=70, repetitions=3),
         ],
         "travel": [lambda: travel.measure(folder, events=3_000, places=2, repetitions=1, spacing=1_000)],
+        "stats": [lambda: statistics.measure(folder, groups=640, repetitions=3)],
         "simulated": [lambda: simulated.measure(hours=0.02, repetitions=1)],
         **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }

@@ -15,6 +15,7 @@ from groupstate.cli.exporting import export, trace
 from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
 from groupstate.cli.simulating import simulate
+from groupstate.cli.stats import stats_command
 from groupstate.cli.supposing import whatif
 from groupstate.cli.traveling import diff_command
 from groupstate.errors import GroupstateError
@@ -67,6 +68,7 @@ for command in (
     log,
     show,
     diff_command,
+    stats_command,
     why,
     check,
     trace,

@@ -22,6 +22,7 @@ NAMES = [
     "opening",
     "trajectory",
     "travel",
+    "stats",
     "simulated",
     *(["sessions"] if importlib.util.find_spec("torch") else []),
 ]
