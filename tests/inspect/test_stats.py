@@ -363,6 +363,32 @@ def test_what_the_rules_let_through_is_told_by_kind() -> None:
     assert (seen.whole.fenced, seen.whole.forfeited) == ({"gone": 1}, {"drained": 1})
 
 
+def test_more_refills_forfeited_than_are_owed_leave_none_owed() -> None:
+    seen = stats(
+        [*left(), *at_seconds(*[(0, started())] * 22, (0, ev.RefillForfeited(5, "the source is exhausted")))[22:]]
+    )
+
+    assert (seen.owed, seen.whole.totals["forfeited"]) == (0, 2)
+    assert seen.whole.forfeited == {"drained": 1, "the source is exhausted": 5}
+
+
+@pytest.mark.parametrize(
+    ("before", "cause"),
+    [
+        ((finish("a"), ev.GroupFinished("a")), tally.RULES_WAIT),
+        ((), tally.SESSIONS_WAIT),
+        ((ev.GroupRequeued("a"),), tally.UNSTARTED_WAIT),
+        ((ev.SessionFailed("a", 0, 1, "error"), ev.GroupFailed("a"), ev.AdmissionHeld("full")), tally.HELD_WAIT),
+    ],
+)
+def test_a_wait_is_told_from_a_book_on(before: tuple[ev.AnyEvent, ...], cause: str) -> None:
+    begin = (started(), submit("a"), ev.SessionStarted("a", 0, 1), *before, ev.BatchRequested(1, ev.TRAIN, 1, 0))
+    records = at_seconds(*((number, event) for number, event in enumerate((*begin, ev.WeightsPublished(1)))))
+    base = replayed(records[:-1])
+
+    assert stats(records[-1:], base).whole.waited_ns == {cause: SECOND}
+
+
 def test_another_metric_is_told_where_it_is_named() -> None:
     seen = stats(left(), metric="reward")
 
@@ -525,6 +551,8 @@ def test_going_back_to_a_mark_is_told(kept: Kept) -> None:
     out = call(run).stdout.splitlines()
 
     assert "groups\tcommits undone by going back\t1" in out
+    assert "tokens\ttrained on\t" not in "\n".join(out)
+    assert "tokens\tof live groups\t10\t100.0%" in out
     assert "groups\ttrained on\t0 (0.0%)" in out
     assert "groups\tstarted over\t1" in out
     assert "trainer\tno process had the run open\t1.000 s\t8.3%" in out
