@@ -333,7 +333,7 @@ class _Between:
         self._waits: list[Wait] = []
         self._rules_now = before.rules
         self._partitions = {group_id: group.partition for group_id, group in before.groups.items()}
-        self._started = {group_id for group_id, group in before.groups.items() if group.phase is Phase.RUNNING}
+        self._phases = {group_id: str(group.phase) for group_id, group in before.groups.items()}
         self._open = {r.request: _Open(r.partition, r.size, r.seq, r.at_ns) for r in before.requests.values()}
         self._out = {number: batch.group_ids for number, batch in before.batches.items()}
         self._terminal = {group_id: str(group.terminal) for group_id, group in before.groups.items() if group.terminal}
@@ -363,7 +363,10 @@ class _Between:
         ]
 
     def _moved(self, group_id: str, seq: int, phase: str, why: str = "") -> None:
-        self.moves[group_id] = _Move(seq, phase, why, self._partitions.get(group_id, ""))
+        """A group has come to a phase, maybe the one that it was in."""
+        if self._phases.get(group_id) != phase:
+            self._phases[group_id] = phase
+            self.moves[group_id] = _Move(seq, phase, why, self._partitions.get(group_id, ""))
 
     def _submitted(self, record: ev.Record, event: ev.GroupSubmitted) -> None:
         self.submitted.add(event.group_id)
@@ -373,9 +376,7 @@ class _Between:
             self.credits.append(CreditStep(record.seq, "spent", 1, event.group_id))
 
     def _session_started(self, record: ev.Record, event: ev.SessionStarted) -> None:
-        if event.group_id not in self._started:
-            self._started.add(event.group_id)
-            self._moved(event.group_id, record.seq, "running")
+        self._moved(event.group_id, record.seq, "running")
 
     def _finished(self, record: ev.Record, event: ev.GroupFinished) -> None:
         self._ended(record, event.group_id, "finished", "partial" if event.partial else "")
@@ -384,12 +385,10 @@ class _Between:
         self._ended(record, event.group_id, "failure", "cancelled" if event.cancelled else "")
 
     def _ended(self, record: ev.Record, group_id: str, phase: str, why: str) -> None:
-        self._started.discard(group_id)
         self._terminal[group_id] = phase
         self._moved(group_id, record.seq, phase, why)
 
     def _requeued(self, record: ev.Record, event: ev.GroupRequeued) -> None:
-        self._started.discard(event.group_id)
         self._moved(event.group_id, record.seq, "pending", f"requeued: {event.reason or 'no reason given'}")
 
     def _evicted(self, record: ev.Record, event: ev.GroupEvicted) -> None:

@@ -48,7 +48,8 @@ Starts = ev.RunStarted | ev.WeightsPublished | ev.RunRecovered | ev.RunRewound
 def book_after(run: Run, seq: int | None = None) -> Book:
     """The book after event `seq`; None for the end of the log.
 
-    It may lack the groups that have left (`departed`, `aside`): it is for looking.
+    It is for looking: it may lack the groups that have left (`departed`, `aside`), and finished groups may not know any
+    more what their sessions yielded, but for counts and ranges.
 
     Raises:
         BadInput: there is no such event, or what was at it can't be told any more.

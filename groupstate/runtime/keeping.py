@@ -25,9 +25,9 @@ AT_REST = 0.1
 """At a checkpoint and at the end a snapshot is taken for so much less."""
 WAYPOINTS_PER_SNAPSHOT = 5
 """So that looking at any event replays a fifth of a second."""
-EVENTS_PER_LIVE_GROUP = 20
-"""About what a group takes in its whole life: with so many events for each group that a waypoint holds, waypoints are a
-small part of the log, however many groups are live."""
+EVENTS_PER_LIVE_GROUP = 10
+"""With so many events for each group that a waypoint holds, waypoints take less than a tenth of what the log takes,
+however many groups are live."""
 
 
 def checked_events(events: int) -> int:
