@@ -52,7 +52,10 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "durable": [lambda: durable.measure(folder)],
         "opening": [lambda: opening.measure(folder, events=events)],
         "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
-        "travel": [lambda: travel.measure(folder, events=events)],
+        "travel": [
+            lambda: travel.measure(folder, events=events),
+            lambda: travel.measure(folder, events=events // 8, kept=150),
+        ],
         "stats": [lambda: statistics.measure(folder)],
         "simulated": [simulated.measure],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),

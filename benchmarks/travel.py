@@ -56,13 +56,13 @@ async def measure(
         walls, busy = await asyncio.to_thread(_looked, run, seqs, repetitions)
     share = sizes[".way"] / sizes[".seg"]
     notes = [
-        f"{events:,} events in commits of {COMMIT}, about {groups:,} live groups; start of Python included",
+        f"commits of {COMMIT} events; start of Python included",
         f"the slowest of {len(seqs)} places counts, by its best of {repetitions} repetitions",
         f"log {sizes['.seg'] / 1e6:,.1f} MB, snapshots {sizes['.snap'] / 1e6:,.1f} MB, "
         f"{waypoints} waypoints {sizes['.way'] / 1e6:,.1f} MB ({share:.1%} of the log)",
     ]
     spreads = {"from call to end": Spread(tuple(walls)), "processor time": Spread(tuple(busy))}
-    title = f"show --at in a log of {events:,} events, processor time"
+    title = f"show --at in a log of {events:,} events, {groups:,} live groups, processor time"
     return [Result(title, spreads, max(busy), SECONDS_MAX, "seconds", notes)]
 
 
