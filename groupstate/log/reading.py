@@ -134,7 +134,8 @@ class Cursor:
             header = check_header(path, bytes(data[:HEADER_BYTES]), self._log_id, self._segment, self._upcasts)
             self._form = header.form
             self._offset = HEADER_BYTES
-            self._skip(rest)
+            if self._next_seq < self._start:
+                self._skip(rest)
         for frame in walk(data, self._offset - base, self._seed, self._next_seq):
             if limit is not None and frame.first_seq > limit:
                 return
