@@ -256,6 +256,16 @@ def test_a_time_of_a_day_that_the_run_saw_twice_is_refused_with_the_day_to_name(
     assert seq_of(tmp_path / "run", "12:00") == 1
 
 
+def test_a_time_as_it_is_printed_means_the_events_that_are_printed_with_it(tmp_path: Path) -> None:
+    log = FileLog.create(tmp_path / "run", inline=True, durability="os")
+    for seq, at_ns in enumerate((0, 400_000, 999_999, 1_000_000), 1):
+        event = STARTED if seq == 1 else ev.WeightsPublished(seq)
+        log.post([ev.Record(seq, EPOCH_NS + at_ns, event)])
+
+    assert seq_of(tmp_path / "run", f"{START}.000Z") == 3
+    assert seq_of(tmp_path / "run", f"{START}.001Z") == 4
+
+
 def test_a_run_without_events_has_no_end(kept: Kept) -> None:
     run = kept()
     for text in ("end", "12:00", "+3s", "2024-01-01"):
