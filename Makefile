@@ -90,6 +90,10 @@ test-vllm-long: .venv-vllm/.installed ## 2,000 sessions on real vLLM
 	@.venv-vllm/bin/python -m pytest --no-header -m 'vllm and long' --timeout=3600 -o faulthandler_timeout=3600 \
 		$(PYTEST_ARGS) tests/vllm
 
+.PHONY: test-page
+test-page: .venv-page/.installed ## the page of report and view in Chromium, which must be installed (or CHROMIUM=PATH)
+	@.venv-page/bin/python -m pytest --no-header --timeout=600 $(PYTEST_ARGS) tests/page
+
 .PHONY: bench
 bench: .venv/.installed ## measure, and print how
 	@.venv/bin/python -m benchmarks $(BENCH_ARGS)
@@ -133,6 +137,12 @@ clean: ## remove environments, caches and build products
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts -r requirements/vllm-test.txt
 	@.venv-vllm/bin/pip install -qq --no-deps -r requirements/no-deps.txt
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts $(package) --editable .
+	@touch $@
+
+.venv-page/.installed: $(PINS) requirements/page.txt pyproject.toml
+	@tools/make-venv .venv-page $(PYTHON)
+	@$(call install,.venv-page,-r requirements/page.txt)
+	@.venv-page/bin/pip install -qq $(package) --editable .
 	@touch $@
 
 .venv-%/.installed: $(PINS) requirements/test.txt pyproject.toml

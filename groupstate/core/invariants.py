@@ -15,6 +15,7 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.held import UNDELIVERED, Window
+from groupstate.core.misfits import wrong_end, wrong_taking
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase
 from groupstate.core.rules import Capacity, Rules, Slots, recorded_rules
 from groupstate.core.tracked import Tracked
@@ -45,6 +46,8 @@ class Violation:
     """The group concerned; empty where it is none in particular."""
     text: str
     """One sentence: what the log says that can't all be true."""
+    witness: tuple[int, ...] = ()
+    """The events that can't all be true, in order, that at which it shows among them; two or three, mostly."""
 
     def __str__(self) -> str:
         return f"event {self.seq}: invariant {self.invariant}: {self.text}"
@@ -73,8 +76,21 @@ class Checker:
         self._ready: Counter[ev.Partition] = Counter()
         self._ages: dict[str, Counter[int]] = {}
         """Training groups in flight by dataset, and in there by the version that their lag is counted from."""
-        self._owed: deque[tuple[str, int]] = deque()
-        """Credit not spent yet: the group evicted and its size, oldest first."""
+        self._owed: deque[tuple[str, int, int]] = deque()
+        """Credit not spent yet: the group evicted, its size and the event, oldest first."""
+        self._spent: tuple[int, ...] = ()
+        """The eviction that earned the credit that was spent last, and the event that spent it."""
+        self._rules_seq = 0
+        """The event that the rules in force are of."""
+        self._version_seq = 0
+        """The event that the current version is of."""
+        self._rewound_seq = 0
+        self._request_seqs: dict[int, int] = {}
+        """The event that each request was opened or, once it is over, ended by."""
+        self._batch_seqs: dict[int, int] = {}
+        """The event that each batch was sampled or, once it isn't out any more, ended by."""
+        self._builds_on: tuple[int, ...] = ()
+        """Earlier events that the event at hand goes on from."""
         self._requests: dict[int, ev.BatchRequested] = {}
         self._batches: dict[int, ev.BatchSampled] = {}
         self._commits: list[tuple[int, ev.BatchSampled]] = []
@@ -98,6 +114,7 @@ class Checker:
         if record.seq != self._seq + 1 or (self._seq == 0) is not (kind is ev.RunStarted):
             self._check_place(record)
         self._seq = record.seq
+        self._builds_on = ()
         if self._must_end:
             self._check_end_follows(event)
         if self._abandoned:
@@ -124,16 +141,23 @@ class Checker:
 
     # Around every event ------------------------------------------------------------------------------
 
-    def _wrong(self, invariant: int, text: str, group_id: str = "") -> None:
-        self.found.append(Violation(invariant, self._seq, group_id, text))
+    def _wrong(self, invariant: int, text: str, group_id: str = "", *others: int) -> None:
+        """
+        Args:
+            others: events that can't be true beside the one at hand; 0 is none.
+        """
+        witness = tuple(sorted({*others, self._seq} - {0}))
+        self.found.append(Violation(invariant, self._seq, group_id, text, witness))
 
     def _check_place(self, record: ev.Record) -> None:
         before, self._seq = self._seq, record.seq
         if record.seq != before + 1:
-            self._wrong(9, f"event {record.seq} comes after event {before}, so what lies between can't be replayed")
+            text = f"event {record.seq} comes after event {before}, so what lies between can't be replayed"
+            self._wrong(9, text, "", before)
             self._book = None
         else:
-            self._wrong(9, f"event {record.seq} is {_kind(record.event)}, and RunStarted is the first event, once")
+            text = f"event {record.seq} is {_kind(record.event)}, and RunStarted is the first event, once"
+            self._wrong(9, text, "", before and 1)
 
     def _check_end_follows(self, event: ev.AnyEvent) -> None:
         group_id, self._must_end = self._must_end, ""
@@ -143,6 +167,7 @@ class Checker:
                 f"the last session of group {group_id!r} ended at event {self._seq - 1}, and the next event is "
                 f"{_kind(event)} instead of the group's end",
                 group_id,
+                self._seq - 1,
             )
 
     def _check_abandoned_leave(self, event: ev.AnyEvent) -> None:
@@ -152,7 +177,7 @@ class Checker:
         if not isinstance(event, ev.RunRecovered):
             name = min(self._abandoned)
             text = f"the run went back and evicts what ended since, and group {name!r} is still there at "
-            self._wrong(6, f"{text}{_kind(event)}", name)
+            self._wrong(6, f"{text}{_kind(event)}", name, self._groups[name].left_seq, self._rewound_seq)
         self._abandoned.clear()
 
     def _replay(self, book: Book, record: ev.Record) -> None:
@@ -162,7 +187,8 @@ class Checker:
         except Exception as error:
             # Whatever it is, a replay of this log ends here.
             why = str(error) or type(error).__name__
-            self._wrong(9, f"a replay stops here: {why}", getattr(record.event, "group_id", ""))
+            same = next((found.witness for found in self.found[-1:] if found.seq == record.seq), self._builds_on)
+            self._wrong(9, f"a replay stops here: {why}", getattr(record.event, "group_id", ""), *same)
             self._book = None
             return
         if book.released:
@@ -245,6 +271,10 @@ class Checker:
     def _lag(self, group: Tracked) -> int:
         return max(0, self._version - group.aged_from) if group.kept_lag is None else group.kept_lag
 
+    def _lag_seqs(self, group: Tracked) -> tuple[int, ...]:
+        """The events that its lag is the difference of; of one whose batch came back the one that it was sampled in."""
+        return (group.aged_seq, self._version_seq) if group.kept_lag is None else (group.sampled_seq,)
+
     def _window(self, partition: ev.Partition) -> Counter[str]:
         return self._windows.setdefault(partition, Counter())
 
@@ -252,29 +282,32 @@ class Checker:
 
     def _in_force(self, event: ev.RunStarted | ev.RunRecovered) -> None:
         if event.rules != self._recorded:
+            self._rules_seq = self._seq
             self._recorded = event.rules
             try:
                 self._rules = recorded_rules(event.rules)
             except BadSettings as error:
                 self._wrong(9, f"the rules of the run can't be read: {error}")
-        self._version = event.weight_version
+        self._version, self._version_seq = event.weight_version, self._seq
+        self._request_seqs.update(dict.fromkeys(self._requests, self._seq))
         self._requests.clear()
 
     def _published(self, event: ev.WeightsPublished) -> None:
-        self._version = event.weight_version
+        self._version, self._version_seq = event.weight_version, self._seq
 
     def _rewound(self, event: ev.RunRewound) -> None:
-        self._version = event.weight_version
+        self._version, self._version_seq, self._rewound_seq = event.weight_version, self._seq, self._seq
+        self._builds_on = tuple(self._batch_seqs[number] for number in self._batches)[:1]
         for group in self._groups.values():
             if self._too_new(group) and group.phase not in (Phase.EVICTED, Phase.COMMITTED):
                 self._lift(group)
-                group.aged_from = group.rewound_to = self._version
+                self._rewind(group)
                 self._place(group, group.phase)
         while self._commits and self._commits[-1][0] > event.mark_seq:
             _, batch = self._commits.pop()
             for group in self._of_batch(batch, Phase.COMMITTED):
                 if self._too_new(group):
-                    group.aged_from = group.rewound_to = self._version
+                    self._rewind(group)
                 self._bring_back(group)
         if event.evicts:
             self._abandoned = {
@@ -284,6 +317,10 @@ class Checker:
                 and group.partition == ev.TRAIN
                 and (group.submitted_seq > event.mark_seq or group.stamp > event.weight_version)
             }
+
+    def _rewind(self, group: Tracked) -> None:
+        group.aged_from = group.rewound_to = self._version
+        group.aged_seq = group.rewound_seq = self._seq
 
     def _too_new(self, group: Tracked) -> bool:
         """Made for a version of the abandoned line, and not waiting for the new line to reach it."""
@@ -295,7 +332,7 @@ class Checker:
         known = self._groups.get(event.group_id)
         if known is not None:
             text = f"group {event.group_id!r} is submitted again; the first time was event {known.submitted_seq}"
-            self._wrong(3, text, event.group_id)
+            self._wrong(3, text, event.group_id, known.submitted_seq)
             return
         group = Tracked(
             event.group_id,
@@ -308,7 +345,8 @@ class Checker:
             event.oversample,
             event.target_version,
         )
-        group.begin([1] * event.size)
+        group.begin([1] * event.size, self._seq)
+        group.aged_seq = self._seq
         self._groups[event.group_id] = group
         self._place(group, Phase.PENDING)
         window = self._window(event.partition)
@@ -324,26 +362,28 @@ class Checker:
         if event.partition != ev.TRAIN:
             self._wrong(8, f"group {name!r} of partition {event.partition!r} is submitted as a refill", name)
         if not self._owed:
-            self._wrong(5, f"group {name!r} is submitted as a refill, and no credit is left", name)
+            self._wrong(5, f"group {name!r} is submitted as a refill, and no credit is left", name, *self._spent)
             return
-        evicted, size = self._owed.popleft()
+        evicted, size, earned = self._owed.popleft()
+        self._spent = (earned, self._seq)
         needed = event.size - event.oversample
         if size != needed:
             text = f"refill {name!r} needs {needed} sessions, and group {evicted!r}, which it replaces, needed {size}"
-            self._wrong(5, text, name)
+            self._wrong(5, text, name, self._groups[evicted].submitted_seq, earned)
 
     def _check_bounds(self, event: ev.GroupSubmitted) -> None:
         """The groups that the user did not submit obey the bounds."""
         rules, flying, ready = self._rules, self._in_flight(ev.TRAIN), self._ready[ev.TRAIN]
-        who = f"{event.cause} {event.group_id!r}"
+        who, name = f"{event.cause} {event.group_id!r}", event.group_id
         if event.cause == "refill" and rules.drains:
             bound = rules.in_flight_batches_max * (rules.batch_size or 0)
             if flying > bound:
                 text = f"{who} takes the training groups in flight to {flying}, past {bound}"
-                self._wrong(7, text, event.group_id)
+                self._wrong(7, text, name, *self._filling(name, IN_FLIGHT))
         most = getattr(rules.admission, "in_flight_max", None)
         if most is not None and flying > most:
-            self._wrong(7, f"{who} takes the training groups in flight to {flying}, past {most}", event.group_id)
+            text = f"{who} takes the training groups in flight to {flying}, past {most}"
+            self._wrong(7, text, name, *self._filling(name, IN_FLIGHT))
         wanted = sum(request.size for request in self._requests.values() if request.partition == ev.TRAIN)
         awaited = rules.targets_versions and event.target_version == self._version and wanted > 0
         if wanted >= ready + flying or awaited:
@@ -355,49 +395,43 @@ class Checker:
                 f"{who} takes the training groups to {flying} in flight and {ready} sampleable, "
                 f"past slots of n {rule.n} and ready_max {rule.ready_max}"
             )
-            self._wrong(7, text, event.group_id)
+            self._wrong(7, text, name, *self._filling(name, IN_FLIGHT | TERMINAL))
         elif isinstance(rule, Capacity):
             bound = (rule.lag_max + self._version + 1) * (rules.batch_size or 0)
             used = flying + ready + self._counts[ev.TRAIN, Phase.SAMPLED] + self._counts[ev.TRAIN, Phase.COMMITTED]
             if used > bound:
-                self._wrong(7, f"{who} makes {used} training groups, past the capacity of {bound}", event.group_id)
+                text = f"{who} makes {used} training groups, past the capacity of {bound}"
+                counted = IN_FLIGHT | TERMINAL | {Phase.SAMPLED, Phase.COMMITTED}
+                self._wrong(7, text, name, *self._filling(name, counted))
+
+    def _filling(self, name: str, phases: frozenset[Phase]) -> tuple[int, ...]:
+        """The event that the rules are of, and the one that took the last place before the group at hand."""
+        taken = (
+            group.begun_seq
+            for group in reversed(self._groups.values())
+            if group.group_id != name and group.partition == ev.TRAIN and group.phase in phases
+            if group.is_ready or group.phase not in TERMINAL
+        )
+        return self._rules_seq, next(taken, 0)
 
     def _ended(self, event: ev.GroupFinished | ev.GroupFailed) -> None:
         group = self._known(event.group_id)
         if group is None:
             return
         if group.phase not in IN_FLIGHT:
-            self._wrong(2, self._too_late(group, _kind(event)), group.group_id)
+            self._wrong(2, self._too_late(group, _kind(event)), group.group_id, group.left_seq)
             return
         phase = Phase.FINISHED if isinstance(event, ev.GroupFinished) else Phase.FAILURE
-        problem = self._wrong_end(group, event)
-        if problem:
-            self._wrong(1, f"group {group.group_id!r} becomes {phase} although {problem}", group.group_id)
+        misfit = wrong_end(group, event, survivors_min=self._rules.survivors_min, rules_seq=self._rules_seq)
+        if misfit is not None:
+            text, seqs = misfit
+            self._wrong(1, f"group {group.group_id!r} becomes {phase} although {text}", group.group_id, *seqs)
         self._lift(group)
         group.ending, group.left_seq = phase, self._seq
         group.age(self._rules.basis)
         unrewarded = phase is Phase.FAILURE and not group.rows and group.partition == ev.TRAIN
         group.kept_empty = unrewarded and self._rules.keeps_empty
         self._place(group, phase)
-
-    def _wrong_end(self, group: Tracked, event: ev.GroupFinished | ev.GroupFailed) -> str:
-        """Why the group can't have ended, or not so; empty if it can."""
-        unsettled = group.unsettled
-        if unsettled:
-            return f"session {unsettled[0]} has not ended: attempt {group.attempts[unsettled[0]]} is its latest"
-        finished = group.outcomes.count("finished")
-        if finished > group.needed:
-            return f"{finished} of its sessions finished, and it needs {group.needed}"
-        if isinstance(event, ev.GroupFailed):
-            whole = group.size if event.cancelled else group.needed
-            return "" if finished < whole else "all its sessions finished"
-        if not event.partial:
-            failed = group.size - finished
-            return f"{failed} of its {group.size} sessions failed" if finished < group.needed else ""
-        enough = self._rules.survivors_min
-        if enough is None or finished < enough:
-            return f"{finished} sessions finished, and survivors_min is {enough}"
-        return ""
 
     def _too_late(self, group: Tracked, what: str) -> str:
         return f"{what} comes after group {group.group_id!r} was {_past(group.phase)} at event {group.left_seq}"
@@ -408,15 +442,17 @@ class Checker:
             return
         name = group.group_id
         if group.phase is Phase.EVICTED:
-            self._wrong(5, f"group {name!r} is evicted again; the first time was event {group.left_seq}", name)
+            self._wrong(
+                5, f"group {name!r} is evicted again; the first time was event {group.left_seq}", name, group.left_seq
+            )
             return
         if group.phase in IN_FLIGHT:
-            self._wrong(1, f"group {name!r} is evicted while it is {group.phase}", name)
+            self._wrong(1, f"group {name!r} is evicted while it is {group.phase}", name, group.open_seq)
         elif group.phase not in TERMINAL:
             text = f"group {name!r} is evicted although it was {_past(group.phase)} with batch {group.batch}"
-            self._wrong(4, text, name)
+            self._wrong(4, text, name, group.sampled_seq, group.left_seq)
         if group.partition != ev.TRAIN:
-            self._wrong(8, f"group {name!r} of partition {group.partition!r} is evicted", name)
+            self._wrong(8, f"group {name!r} of partition {group.partition!r} is evicted", name, group.submitted_seq)
         self._check_credit(event)
         self._check_eviction_lag(group, event)
         window = self._window(group.partition)
@@ -426,7 +462,7 @@ class Checker:
             window[f"evicted/stale with lag {event.lag}"] += 1
         if event.shared_value is not None:
             window[_filtered(event.shared_value)] += 1
-        self._owed.extend([(name, group.needed)] * event.credit)
+        self._owed.extend([(name, group.needed, self._seq)] * event.credit)
         self._lift(group)
         group.left_seq = self._seq
         group.attempts, group.outcomes = [], []
@@ -443,12 +479,15 @@ class Checker:
             text = (
                 f"evicting group {name!r} earns {event.credit} refills; {why} in {self._rules.mode} mode earns {most}"
             )
-            self._wrong(5, text, name)
+            # In the other mode a group without variance would have earned this.
+            mode_decides = "zero_variance" in reasons and event.credit == 2
+            self._wrong(5, text, name, self._rules_seq if mode_decides else 0)
 
     def _check_eviction_lag(self, group: Tracked, event: ev.GroupEvicted) -> None:
         name, lag = group.group_id, self._lag(group)
         if event.lag != lag:
-            self._wrong(11, f"group {name!r} is evicted with lag {event.lag}, and its lag is {lag}", name)
+            text = f"group {name!r} is evicted with lag {event.lag}, and its lag is {lag}"
+            self._wrong(11, text, name, *self._lag_seqs(group))
         abandoned = name in self._abandoned
         self._abandoned.discard(name)
         if "stale" not in event.reasons or abandoned or self._rules.has_own_selection:
@@ -456,23 +495,26 @@ class Checker:
             return
         bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None
         if bound is None:
-            self._wrong(6, f"group {name!r} is evicted as stale under rules that drop nothing for its lag", name)
+            text = f"group {name!r} is evicted as stale under rules that drop nothing for its lag"
+            self._wrong(6, text, name, self._rules_seq)
         elif lag <= bound:
-            self._wrong(6, f"group {name!r} is evicted as stale with lag {lag}, and lag_max {bound} is kept", name)
+            text = f"group {name!r} is evicted as stale with lag {lag}, and lag_max {bound} is kept"
+            self._wrong(6, text, name, self._rules_seq)
 
     def _requeued(self, event: ev.GroupRequeued) -> None:
         group = self._known(event.group_id)
         if group is None:
             return
         if group.phase not in IN_FLIGHT and group.phase not in TERMINAL:
-            self._wrong(2, self._too_late(group, _kind(event)), group.group_id)
+            self._wrong(2, self._too_late(group, _kind(event)), group.group_id, group.left_seq)
             return
         if event.by_rule:
             self._check_requeue(group)
         self._lift(group)
-        group.begin([attempt + 1 for attempt in group.attempts])
-        first = group.counts_from
-        group.aged_from = first if group.rewound_to is None else min(first, group.rewound_to)
+        group.begin([attempt + 1 for attempt in group.attempts], self._seq)
+        group.aged_from, group.aged_seq = group.counts_from, group.submitted_seq
+        if group.rewound_to is not None and group.rewound_to < group.aged_from:
+            group.aged_from, group.aged_seq = group.rewound_to, group.rewound_seq
         self._place(group, Phase.PENDING)
 
     def _check_requeue(self, group: Tracked) -> None:
@@ -481,10 +523,12 @@ class Checker:
         group.rule_requeues += 1
         self._window(group.partition)["requeued"] += 1
         if group.phase is not Phase.FAILURE:
-            self._wrong(2, f"the rules start group {name!r} over while it is {group.phase}", name)
+            seq = group.open_seq if group.phase in IN_FLIGHT else group.left_seq
+            self._wrong(2, f"the rules start group {name!r} over while it is {group.phase}", name, seq)
         if group.rule_requeues > self._rules.requeues_max:
             text = f"the rules start group {name!r} over {group.rule_requeues} times, and requeues_max is "
-            self._wrong(2, f"{text}{self._rules.requeues_max}", name)
+            self._wrong(2, f"{text}{self._rules.requeues_max}", name, self._rules_seq, group.started_over_seq)
+        group.started_over_seq = self._seq
 
     def _starved(self, event: ev.DatasetStarved) -> None:
         self._window(ev.TRAIN)[f"starved/{event.dataset}"] += 1
@@ -492,9 +536,10 @@ class Checker:
     def _forfeited(self, event: ev.RefillForfeited) -> None:
         self._window(ev.TRAIN)["forfeited"] += event.count
         if event.count > len(self._owed):
-            self._wrong(5, f"{event.count} refills are forfeited, and {len(self._owed)} are owed")
+            earned = (self._owed[-1][2],) if self._owed else self._spent
+            self._wrong(5, f"{event.count} refills are forfeited, and {len(self._owed)} are owed", "", *earned)
         for _ in range(min(event.count, len(self._owed))):
-            self._owed.pop()
+            self._spent = (self._owed.pop()[2], self._seq)
 
     # Sessions ----------------------------------------------------------------------------------------
 
@@ -504,10 +549,16 @@ class Checker:
         if group is None:
             return None
         if group.phase not in IN_FLIGHT:
-            self._wrong(2, self._too_late(group, f"{_kind(event)} of session {event.session}"), group.group_id)
+            text = self._too_late(group, f"{_kind(event)} of session {event.session}")
+            self._wrong(2, text, group.group_id, group.left_seq)
             return None
-        # A session that the group doesn't have stops the replay, which says so.
-        return group if 0 <= event.session < group.size else None
+        if not 0 <= event.session < group.size:
+            # The replay stops at it, and says so.
+            self._builds_on = (group.submitted_seq,)
+            return None
+        self._builds_on = (group.last_seqs[event.session],)
+        group.last_seqs[event.session] = self._seq
+        return group
 
     def _session_started(self, event: ev.SessionStarted) -> None:
         group = self._in_session(event)
@@ -522,7 +573,7 @@ class Checker:
     def _session_finished(self, event: ev.SessionFinished) -> None:
         group = self._in_session(event)
         if group is not None:
-            group.take_rows(event.session, event.trajectories)
+            group.take_rows(event.session, event.trajectories, self._seq)
             self._settle(group, event, "finished")
 
     def _session_failed(self, event: ev.SessionFailed) -> None:
@@ -551,13 +602,25 @@ class Checker:
     # Batches -----------------------------------------------------------------------------------------
 
     def _requested(self, event: ev.BatchRequested) -> None:
+        self._builds_on = (next(reversed(self._request_seqs.values()), 0),)
         self._requests[event.request] = event
+        self._request_seqs[event.request] = self._seq
 
     def _request_cancelled(self, event: ev.BatchRequestCancelled) -> None:
-        self._requests.pop(event.request, None)
+        self._close_request(event.request)
+
+    def _close_request(self, number: int) -> None:
+        self._builds_on = (self._request_seqs.get(number, 0),)
+        if self._requests.pop(number, None) is not None:
+            self._request_seqs[number] = self._seq
 
     def _sampled(self, event: ev.BatchSampled) -> None:
-        self._requests.pop(event.request, None)
+        if event.request in self._requests:
+            self._builds_on = (next(reversed(self._batch_seqs.values()), 0),)
+            self._requests.pop(event.request)
+            self._request_seqs[event.request] = self._seq
+        else:
+            self._builds_on = (self._request_seqs.get(event.request, 0),)
         self._reported[event.batch] = self._check_window(event.partition)
         if event.partition == ev.TRAIN:
             self._check_wait(event)
@@ -566,42 +629,30 @@ class Checker:
         for group_id, lag in zip(event.group_ids, event.lags, strict=False):
             group = self._known(group_id)
             if group is not None:
-                self._check_sampled(group, event)
+                for text, seqs in wrong_taking(group, event):
+                    self._wrong(4, text, group_id, *seqs)
                 self._check_sampled_lag(group, event, lag)
                 self._lift(group)
-                group.batch, group.sampled_lag, group.left_seq = event.batch, lag, self._seq
+                group.batch, group.sampled_lag = event.batch, lag
+                group.sampled_seq = group.left_seq = self._seq
                 self._place(group, Phase.SAMPLED)
         self._batches[event.batch] = event
-
-    def _check_sampled(self, group: Tracked, event: ev.BatchSampled) -> None:
-        name = group.group_id
-        whom = f"batch {event.batch} takes group {name!r}"
-        if group.phase in IN_FLIGHT:
-            self._wrong(4, f"{whom}, which is {group.phase}: sessions {group.unsettled} have not ended", name)
-        elif group.phase is Phase.EVICTED:
-            self._wrong(4, f"{whom}, which was evicted at event {group.left_seq}", name)
-        elif group.phase is Phase.SAMPLED:
-            self._wrong(4, f"{whom}, which batch {group.batch} holds since event {group.left_seq}", name)
-        elif group.phase is Phase.COMMITTED:
-            self._wrong(4, f"{whom}, which was committed with batch {group.batch} at event {group.left_seq}", name)
-        elif not group.is_ready:
-            self._wrong(4, f"{whom}, which has no trajectory", name)
-        if group.partition != event.partition:
-            self._wrong(4, f"{whom} of partition {group.partition!r} for partition {event.partition!r}", name)
+        self._batch_seqs[event.batch] = self._seq
 
     def _check_sampled_lag(self, group: Tracked, event: ev.BatchSampled, lag: int) -> None:
         name, counted = group.group_id, self._lag(group)
         if lag != counted:
             text = f"batch {event.batch} gives group {name!r} with lag {lag}, and its lag is {counted}"
-            self._wrong(11, text, name)
+            self._wrong(11, text, name, *self._lag_seqs(group))
         if event.partition != ev.TRAIN:
             return
         if self._rules.targets_versions and group.counts_from != event.weight_version:
             text = f"batch {event.batch} of version {event.weight_version} takes group {name!r}, which is made for "
-            self._wrong(6, f"{text}version {group.counts_from}", name)
+            self._wrong(6, f"{text}version {group.counts_from}", name, group.submitted_seq)
         bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None
         if bound is not None and lag > bound:
-            self._wrong(6, f"batch {event.batch} takes group {name!r} with lag {lag}, past lag_max {bound}", name)
+            text = f"batch {event.batch} takes group {name!r} with lag {lag}, past lag_max {bound}"
+            self._wrong(6, text, name, self._rules_seq)
 
     def _check_wait(self, event: ev.BatchSampled) -> None:
         """With `wait`, no batch is given out while a group in flight is at its bound."""
@@ -622,6 +673,7 @@ class Checker:
                 f"batch {event.batch} is sampled while group {oldest.group_id!r} in flight has lag "
                 f"{self._lag(oldest)}, and at lag_max {bound} sampling waits",
                 oldest.group_id,
+                *self._lag_seqs(oldest),
             )
 
     def _check_window(self, partition: ev.Partition) -> Counter[str]:
@@ -665,7 +717,9 @@ class Checker:
     def _out(self, number: int, done: str) -> ev.BatchSampled | None:
         batch = self._batches.pop(number, None)
         if batch is None:
-            self._wrong(4, f"batch {number} is {done}, and no such batch is out")
+            self._wrong(4, f"batch {number} is {done}, and no such batch is out", "", self._batch_seqs.get(number, 0))
+        else:
+            self._batch_seqs[number] = self._seq
         return batch
 
     def _of_batch(self, batch: ev.BatchSampled, phase: Phase) -> list[Tracked]:

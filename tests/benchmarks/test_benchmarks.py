@@ -23,6 +23,8 @@ NAMES = [
     "trajectory",
     "travel",
     "stats",
+    "report",
+    "view",
     "simulated",
     *(["sessions"] if importlib.util.find_spec("torch") else []),
 ]

@@ -222,7 +222,7 @@ def test_a_group_that_ends_before_its_sessions_is_caught() -> None:
     records = log(submit("a", 2), start("a", 0), finish("a", 0), done("a"))
 
     assert violations(records)[0] == Violation(
-        1, 5, "a", "group 'a' becomes finished although session 1 has not ended: attempt 1 is its latest"
+        1, 5, "a", "group 'a' becomes finished although session 1 has not ended: attempt 1 is its latest", (2, 5)
     )
     assert str(violations(records)[0]).startswith("event 5: invariant 1: group 'a'")
 
