@@ -161,7 +161,8 @@ def test_check_has_the_same_verdict(name: str, tmp_path: Path) -> None:
     before, after = checked(HISTORIES / name), checked(tmp_path / "copy")
 
     assert [(v.invariant, v.seq) for v in after.violations] == [(v.invariant, v.seq) for v in before.violations]
-    assert attrs.evolve(after, violations=()) == attrs.evolve(before, violations=())
+    assert [(one.seq, one.kind) for one in after.cited] == [(one.seq, one.kind) for one in before.cited]
+    assert attrs.evolve(after, violations=(), cited=()) == attrs.evolve(before, violations=(), cited=())
 
 
 @pytest.mark.parametrize("name", STORIES)
