@@ -16,7 +16,9 @@ from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
 from groupstate.cli.reporting import report, view
 from groupstate.cli.simulating import simulate
+from groupstate.cli.stats import stats_command
 from groupstate.cli.supposing import whatif
+from groupstate.cli.traveling import diff_command
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 
@@ -67,6 +69,8 @@ for command in (
     run,
     log,
     show,
+    diff_command,
+    stats_command,
     why,
     check,
     report,

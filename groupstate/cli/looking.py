@@ -14,7 +14,7 @@ import click
 from rich.text import Text
 
 from groupstate.cli.output import console, reader_has_gone, while_read, write, write_json, write_sections
-from groupstate.cli.runs import beginning_of, first_of, nearest_book, records_of
+from groupstate.cli.runs import beginning_of, first_of, records_of
 from groupstate.cli.sections import frontier_sections, overview_sections, story_sections
 from groupstate.cli.why_sections import batch_sections, wait_sections
 from groupstate.core.book import Book
@@ -24,7 +24,8 @@ from groupstate.errors import BadInput
 from groupstate.inspect.about import About
 from groupstate.inspect.batch_story import BatchStory, batch_story_of
 from groupstate.inspect.checking import checked
-from groupstate.inspect.overview import overview
+from groupstate.inspect.overview import overview_of
+from groupstate.inspect.places import book_after, seq_of
 from groupstate.inspect.story import Story, story
 from groupstate.inspect.unknown import unknown_group
 from groupstate.inspect.wait_story import WaitStory, wait_story_of
@@ -211,29 +212,34 @@ async def _stop_on_signal(
 
 @click.command(short_help="Show where a run stands.")
 @RUN
-@click.option("--at", "seq", type=click.IntRange(min=1), default=None, metavar="SEQ", help="After this event.")
+@click.option("--at", default=None, metavar="PLACE", help="As it was after this event, or at this time.")
 @click.option("--frontier", "by_position", is_flag=True, help="Which prompts of the source are done with, and no more.")
 @AS_JSON
-def show(run: Path, seq: int | None, by_position: bool, as_json: bool) -> None:
+def show(run: Path, at: str | None, by_position: bool, as_json: bool) -> None:
     """Show where RUN stands: its groups by phase, totals, who waits for what, open batches, marks.
 
     Times are those of the log: an age is counted up to its last event (or to the one named by --at). The row
     `last event` alone looks at this machine's clock: it says for how long an open run has written nothing.
 
+    PLACE is an event's number; a time in UTC as `log` prints it, or only its HH:MM:SS where the run was there once
+    (the last event up to then counts); the time since the first event (+90s, +5m, +2h); version:N or
+    version:N/LINEAGE, the event with which that weight version became the current one; start or end.
+
     \b
     Examples:
       groupstate show runs/demo
       groupstate show runs/demo --at 1200
+      groupstate show runs/demo --at 18:05:30
+      groupstate show runs/demo --at version:12
       groupstate show runs/demo --json
       groupstate show runs/demo --frontier
     """
+    records_of(run)  # for its error, where this is no run
+    seq = None if at is None else seq_of(run, at)
     if by_position:
         _show_frontier(run, seq, as_json=as_json)
         return
-    base, start = nearest_book(run, seq)
-    if base is None:
-        base, start = beginning_of(run)
-    seen = overview(_told_from(run, base, start, seq), seq, base)
+    seen = overview_of(book_after(run, seq))
     with while_read():
         if as_json:
             write_json(seen)

@@ -203,6 +203,19 @@ def evolve(group: Group, event: ev.Event, seq: int, at_ns: int) -> Group:
     return replace(group, phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
+def without_yield(group: Group) -> Group:
+    """A finished group without its sessions' trajectories, payloads and times, which nothing asks for that can still
+    happen to it; any other group as it is. What it keeps of them are counts and ranges."""
+    if group.terminal is not Phase.FINISHED:
+        return group
+    return replace(group, kept=_blank_sessions(group.size))
+
+
+@functools.cache
+def _blank_sessions(size: int) -> bytes:
+    return _ENCODER.encode((Session("finished"),) * size)
+
+
 def _session(group: Group, sessions: Sequence[Session], event: Any, allowed: tuple[SessionState, ...]) -> Session:
     number = event.session
     if not 0 <= number < group.size:

@@ -8,10 +8,11 @@ import attrs
 from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.core.invariants import INVARIANTS, Checker, Violation
+from groupstate.core.snapshot import capture_live, restore
 from groupstate.errors import LogError
 from groupstate.inspect.replay import applied
 from groupstate.inspect.words import in_words, kind_of
-from groupstate.log.reading import beginning, read_log, snapshot_digests
+from groupstate.log.reading import beginning, read_log, snapshot_digests, waypoint_digests
 
 
 @attrs.frozen
@@ -36,6 +37,8 @@ class Checked:
     violations: tuple[Violation, ...]
     cited: tuple[Cited, ...] = ()
     """The events that the violations name as what can't all be true, in the order of the log."""
+    waypoints: int = 0
+    """Waypoints that were compared with the replay."""
 
     def witness_of(self, violation: Violation) -> list[Cited]:
         """The events that can't all be true, as sentences."""
@@ -44,6 +47,7 @@ class Checked:
     @property
     def verdict(self) -> str:
         snapshots = f", {self.snapshots} snapshots" if self.snapshots else ""
+        snapshots += f", {self.waypoints} waypoints" if self.waypoints else ""
         if self.first_seq > 1:
             return (
                 f"{self.events} events from {self.first_seq} on{snapshots}: they replay, and nothing is wrong with "
@@ -59,10 +63,10 @@ def checked(path: str | os.PathLike[str]) -> Checked:
         CorruptLog, LostEvents, UnsupportedLog: it can't be read.
     """
     base, start = beginning(path)
-    digests = snapshot_digests(path)
+    digests, live_digests = snapshot_digests(path), waypoint_digests(path)
     book = Book() if base is None else base
     checker = Checker(book)
-    compared, count, found = 0, 0, list[Violation]()
+    compared, waypoints, count, found = 0, 0, 0, list[Violation]()
     for record in read_log(path, start):
         count += 1
         found += _fed(checker, book, record, whole=base is None)
@@ -71,9 +75,14 @@ def checked(path: str | os.PathLike[str]) -> Checked:
             if book.last_seq == record.seq and book.digest() != digests[record.seq]:
                 text = f"the snapshot after event {record.seq} is another book than the one that the events lead to"
                 found.append(Violation(9, record.seq, "", text, (record.seq,)))
+        if record.seq in live_digests:
+            waypoints += 1
+            if book.last_seq == record.seq and restore(capture_live(book)).digest() != live_digests[record.seq]:
+                text = f"the waypoint after event {record.seq} is another book than the one that the events lead to"
+                found.append(Violation(9, record.seq, "", text, (record.seq,)))
         if found and base is not None:
             break  # the book can't follow any more
-    return Checked(count, start, compared, len(INVARIANTS), tuple(found), _cited(path, found))
+    return Checked(count, start, compared, len(INVARIANTS), tuple(found), _cited(path, found), waypoints)
 
 
 def _cited(path: str | os.PathLike[str], found: Sequence[Violation]) -> tuple[Cited, ...]:

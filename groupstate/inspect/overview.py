@@ -32,7 +32,6 @@ class Header:
     lineage: int
     drawn: int
     """Prompts that were taken from the source and submitted."""
-    """Prompts that were submitted from the source."""
     source_exhausted: bool
     admission_held: str
     """Why admission is held; empty if it isn't."""
@@ -79,7 +78,11 @@ def overview(records: Iterable[ev.Record], seq: int | None = None, base: Book | 
         BadInput: the log has no such event.
         LogError: the log isn't one that a run wrote.
     """
-    book = book_at(records, seq, base)
+    return overview_of(book_at(records, seq, base))
+
+
+def overview_of(book: Book) -> Overview:
+    """The run as it is in a book."""
     rules = known_rules(book.rules)
     return Overview(
         header=_header(book),

@@ -46,7 +46,7 @@ from groupstate.log.payload_files import (
 from groupstate.log.reading import Cursor, beginning, durable_seq, first_event, read_log
 from groupstate.log.retention import reading
 from groupstate.log.rundir import RunDir, read_run_info, write_run_info
-from groupstate.log.snapshots import list_snapshots, read_snapshot, write_snapshot
+from groupstate.log.snapshots import WAYPOINT, WHOLE, Shape, list_snapshots, read_snapshot, write_snapshot
 from groupstate.version import VERSION
 
 MARKER: Final = "log/redacted.json"
@@ -143,6 +143,7 @@ class _Copy:
         payloads = self._write_payloads()
         last, segments = self._write_segments(first, limit)
         snapshots = self._write_snapshots(last)
+        self._write_snapshots(last, WAYPOINT)
         HeadWriter(self._disk, self._new.head, Watermark(last, True, 0), self._seed).close()
         Path(self._new.log, schema_name()).write_bytes(schema_json())
         done = Redacted(self._new.path, first, last, segments, snapshots, payloads, (), self._redactor.replaced(), "")
@@ -246,12 +247,12 @@ class _Copy:
         packed.write_bytes(gzip.compress(plain.read_bytes(), LEVEL, mtime=0))
         plain.unlink()
 
-    def _write_snapshots(self, last: int) -> int:
+    def _write_snapshots(self, last: int, shape: Shape = WHOLE) -> int:
         count = unreadable = 0
-        for seq in list_snapshots(self._disk, self._source):
+        for seq in list_snapshots(self._disk, self._source, shape):
             if seq > last:
                 continue
-            found = read_snapshot(self._disk, self._source, self._info.log_id, seq)
+            found = read_snapshot(self._disk, self._source, self._info.log_id, seq, shape)
             try:
                 taken = None if found is None else decoded(found.parts())
             except (ValueError, msgspec.MsgspecError):
@@ -260,10 +261,11 @@ class _Copy:
                 unreadable += 1
                 continue
             parts = encoded(self._redactor.capture(taken))
-            write_snapshot(self._disk, self._new, self._info.log_id, found.info, parts)
+            write_snapshot(self._disk, self._new, self._info.log_id, found.info, parts, shape)
             count += 1
         if unreadable:
-            self._left_out.append(f"{counted(unreadable, 'snapshot')} that can't be read")
+            kind = "snapshot" if shape is WHOLE else "waypoint"
+            self._left_out.append(f"{counted(unreadable, kind)} that can't be read")
         return count
 
     # Behind it ---------------------------------------------------------------------------------------

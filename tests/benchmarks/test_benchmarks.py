@@ -21,6 +21,8 @@ NAMES = [
     "durable",
     "opening",
     "trajectory",
+    "travel",
+    "stats",
     "report",
     "view",
     "simulated",

@@ -18,6 +18,7 @@ from groupstate.core.snapshot import (
     Capture,
     LaterState,
     capture,
+    capture_live,
     decoded,
     encoded,
     restore,
@@ -161,3 +162,26 @@ def test_a_shelf_that_is_filled_at_once_is_the_one_that_was_filled_one_by_one() 
 
     assert (list(filled.ready), filled.aging.state()) == (list(shelf.ready), shelf.aging.state())
     assert filled.in_flight.state() == shelf.in_flight.state()
+
+
+def test_a_finished_group_for_looking_has_its_counts_and_ranges_and_not_what_was_yielded() -> None:
+    rows = (ev.TrajectoryRecord(0, {"reward": 0.5}, 3, 7),)
+    book = Book()
+    events = [
+        *(ev.GroupSubmitted(name, 2, ev.TRAIN, 0, 1, "submit") for name in "ab"),
+        *(ev.SessionStarted(name, session, 1) for name in "ab" for session in (0, 1)),
+        *(ev.SessionFinished(name, 0, 1, rows) for name in "ab"),
+        ev.SessionFinished("a", 1, 1, rows),
+        ev.GroupFinished("a"),
+        ev.SessionFailed("b", 1, 1, "error", "boom"),
+        ev.GroupFailed("b"),
+    ]
+    for seq, event in enumerate(events, 1):
+        book.apply(ev.Record(seq, seq, event))
+    again = restore(decoded(encoded(capture_live(book))))
+    a, b = again.groups["a"], again.groups["b"]
+
+    assert a == msgspec.structs.replace(book.groups["a"], kept=a.kept)
+    assert [(session.state, session.trajectories) for session in a.sessions] == [("finished", ())] * 2
+    assert b == book.groups["b"], "a failed one may start over, so its sessions' attempts are needed"
+    assert again.digest() == restore(capture_live(book)).digest() != book.digest()

@@ -161,7 +161,8 @@ def test_check_has_the_same_verdict(name: str, tmp_path: Path) -> None:
     before, after = checked(HISTORIES / name), checked(tmp_path / "copy")
 
     assert [(v.invariant, v.seq) for v in after.violations] == [(v.invariant, v.seq) for v in before.violations]
-    assert attrs.evolve(after, violations=()) == attrs.evolve(before, violations=())
+    assert [(one.seq, one.kind) for one in after.cited] == [(one.seq, one.kind) for one in before.cited]
+    assert attrs.evolve(after, violations=(), cited=()) == attrs.evolve(before, violations=(), cited=())
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -208,6 +209,27 @@ def test_a_snapshot_that_is_wrong_stays_wrong(driven: Path, tmp_path: Path) -> N
     redact(driven, tmp_path / "copy")
 
     assert [v.seq for v in checked(driven).violations] == [v.seq for v in checked(tmp_path / "copy").violations] == [20]
+
+
+def test_the_copy_has_waypoints_that_are_those_of_its_own_log(driven: Path, tmp_path: Path) -> None:
+    from groupstate.core.book import replayed
+    from groupstate.core.snapshot import capture_live, encoded
+    from groupstate.log.disk import OsDisk
+    from groupstate.log.rundir import RunDir, read_run_info
+    from groupstate.log.snapshots import WAYPOINT, SnapshotInfo, snapshot_path, write_snapshot
+
+    place = RunDir.at(driven)
+    log_id = read_run_info(OsDisk(), place).log_id
+    for seq in (20, 30):
+        book = replayed(read_log(driven, 1, seq + 1))
+        info = SnapshotInfo(seq, book.last_at_ns, book.weight_version, book.lineage)
+        write_snapshot(OsDisk(), place, log_id, info, encoded(capture_live(book)), WAYPOINT)
+    Path(snapshot_path(place, 30, WAYPOINT)).write_bytes(b"damaged")
+    done = redact(driven, tmp_path / "copy")
+    seen = checked(tmp_path / "copy")
+
+    assert (seen.waypoints, seen.violations) == (1, ())
+    assert "1 waypoint that can't be read" in done.left_out
 
 
 def test_show_and_why_tell_of_the_copy(driven: Path, tmp_path: Path) -> None:

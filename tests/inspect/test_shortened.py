@@ -26,7 +26,7 @@ from groupstate.log.reading import Cursor, first_event, last_event, read_book, r
 from groupstate.log.retention import READERS
 from groupstate.log.rundir import RunDir, read_run_info
 from groupstate.log.segments import list_segments
-from groupstate.log.snapshots import SnapshotInfo, list_snapshots, write_snapshot
+from groupstate.log.snapshots import WAYPOINT, SnapshotInfo, list_snapshots, write_snapshot
 from groupstate.simulate.loop import EPOCH_NS, VirtualLoop, run_virtual
 
 BATCHES = 20
@@ -73,6 +73,11 @@ def snapshots(run: Path) -> list[int]:
     return list_snapshots(OsDisk(), RunDir.at(run))
 
 
+def places(run: Path) -> list[int]:
+    """Events after which there is a snapshot or a waypoint."""
+    return sorted({*snapshots(run), *list_snapshots(OsDisk(), RunDir.at(run), WAYPOINT)})
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The events that were decoded."""
@@ -92,18 +97,19 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("keep", ["all", "archive", 1])
-def test_show_in_the_middle_replays_from_the_nearest_snapshot(
+def test_show_in_the_middle_replays_from_the_nearest_snapshot_or_waypoint(
     runs: dict[Any, Path], read: list[int], keep: Any
 ) -> None:
-    nearest, following = snapshots(runs[keep])[-3:-1] if keep == "all" else snapshots(runs[keep])[:2]
-    at = (nearest + following) // 2
+    there = places(runs[keep])
+    nearest, following = max(pairwise(there), key=lambda two: two[1] - two[0])
+    at = following - 1
     read.clear()
     seen = json.loads(out("show", runs[keep], "--at", at, "--json"))
 
     # A commit is decoded as a whole, so the one that the snapshot ends in the middle of may be among them.
-    assert nearest < at < following
+    assert nearest <= at < following
     assert set(range(nearest + 1, at + 1)) <= set(read)
-    assert len(read) <= at - nearest + 2
+    assert len(read) <= at - nearest + 4
     assert seen["header"]["seq"] == at
 
 
@@ -125,12 +131,13 @@ def test_show_at_the_end_of_a_shortened_run(runs: dict[Any, Path]) -> None:
     assert short == whole
 
 
-def test_show_before_the_oldest_snapshot_names_the_first_that_can_be_told(runs: dict[Any, Path]) -> None:
-    for option in ([], ["--frontier"]):
+def test_show_before_the_oldest_place_names_the_first_that_can_be_told(runs: dict[Any, Path]) -> None:
+    least = first_event(runs[1]) - 1
+    for option, there in (([], places(runs[1])), (["--frontier"], snapshots(runs[1]))):
         result = call("show", runs[1], "--at", 3, *option)
 
         assert result.exit_code == 2
-        assert f"the first that can is event {snapshots(runs[1])[0]}" in result.stderr
+        assert f"the first that can is event {min(seq for seq in there if seq >= least)}\n" in result.stderr
 
 
 def test_show_frontier_of_a_shortened_run(runs: dict[Any, Path]) -> None:
