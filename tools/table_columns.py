@@ -1,13 +1,9 @@
-"""Write the list of tables and columns of docs/export.md from the code.
-
-Rule: what stands between the two markers is never edited by hand; a test fails if it is behind.
-"""
-
-from pathlib import Path
+"""Write the list of tables and columns of docs/export.md from the code."""
 
 from groupstate.inspect.columns import TABLES
+from tools.generated_part import DOCS, GeneratedPart
 
-PAGE = Path(__file__).parent.parent / "docs" / "export.md"
+PAGE = DOCS / "export.md"
 BEGIN = "<!-- generated from groupstate.inspect.columns.TABLES by `make docs`; edits are overwritten -->"
 END = "<!-- end of the generated part -->"
 
@@ -30,22 +26,7 @@ def generated() -> str:
     return "\n\n".join([*parts, END])
 
 
-def rewritten(page: str) -> str:
-    """The page with its generated part as the code has it today."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name} has lost one of its two markers:\n{BEGIN}\n{END}")
-    return before + generated() + after
-
-
-def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    new = rewritten(page)
-    if new != page:
-        PAGE.write_text(new, encoding="utf-8")
-    print(f"{PAGE.name}: {'written' if new != page else 'already as the code has it'}")
-
+PART = GeneratedPart(PAGE, BEGIN, END, generated)
 
 if __name__ == "__main__":
-    main()
+    PART.write()
