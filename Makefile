@@ -98,6 +98,10 @@ test-vllm-long: .venv-vllm/.installed ## 2,000 sessions on real vLLM
 mutants: .venv-mutants/.installed ## change the core in small ways: a test must fail for each; hours for all of it
 	@.venv-mutants/bin/python -m tools.mutants --jobs $(JOBS) $(if $(SURVIVORS),--survivors) $(FILES)
 
+.PHONY: test-page
+test-page: .venv-page/.installed ## the page of report and view in Chromium, which must be installed (or CHROMIUM=PATH)
+	@.venv-page/bin/python -m pytest --no-header --timeout=600 $(PYTEST_ARGS) tests/page
+
 .PHONY: bench
 bench: .venv/.installed ## measure, and print how
 	@.venv/bin/python -m benchmarks $(BENCH_ARGS)
@@ -105,6 +109,7 @@ bench: .venv/.installed ## measure, and print how
 .PHONY: docs
 docs: .venv/.installed ## write the parts of docs/ that come from the code
 	@.venv/bin/python -m tools.phase_diagram
+	@.venv/bin/python -m tools.table_columns
 	@.venv/bin/groupstate scenario --schema > docs/scenario.schema.json
 
 .PHONY: clean
@@ -145,6 +150,12 @@ clean: ## remove environments, caches and build products
 .venv-mutants/.installed: $(PINS) requirements/test.txt requirements/mutants.txt
 	@tools/make-venv .venv-mutants $(PYTHON)
 	@$(call install,.venv-mutants,-r requirements/mutants.txt)
+	@touch $@
+
+.venv-page/.installed: $(PINS) requirements/page.txt pyproject.toml
+	@tools/make-venv .venv-page $(PYTHON)
+	@$(call install,.venv-page,-r requirements/page.txt)
+	@.venv-page/bin/pip install -qq $(package) --editable .
 	@touch $@
 
 .venv-%/.installed: $(PINS) requirements/test.txt pyproject.toml

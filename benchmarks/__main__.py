@@ -15,16 +15,20 @@ from typing import Any
 from benchmarks import (
     decision,
     durable,
+    exporting,
     footprint,
     latency,
     opening,
+    page,
     publish,
     record,
     replay,
     sample,
     sessions,
     simulated,
+    statistics,
     trajectory,
+    travel,
     versus,
 )
 from benchmarks.measure import Result, hardware
@@ -44,10 +48,18 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "publish": [publish.measure],
         "rescan": [versus.measure],
         "replay": [lambda: replay.measure(folder)],
+        "exports": [lambda: exporting.measure(folder)],
         "memory": [footprint.measure],
         "durable": [lambda: durable.measure(folder)],
         "opening": [lambda: opening.measure(folder, events=events)],
         "trajectory": [lambda: trajectory.measure(folder), lambda: trajectory.measure_opening(folder)],
+        "travel": [
+            lambda: travel.measure(folder, events=events),
+            lambda: travel.measure(folder, events=events // 8, kept=150),
+        ],
+        "stats": [lambda: statistics.measure(folder)],
+        "report": [lambda: page.measure(folder)],
+        "view": [lambda: page.measure_view(folder)],
         "simulated": [simulated.measure],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
@@ -69,6 +81,7 @@ def quick(folder: Path) -> Benchmarks:
         "publish": [lambda: publish.measure(small=10, large=40, few=3, many=10, versions=3, repetitions=3)],
         "rescan": [lambda: versus.measure(count=40, repetitions=3)],
         "replay": [lambda: replay.measure(folder, groups=640, repetitions=3)],
+        "exports": [lambda: exporting.measure(folder, groups=640, repetitions=3)],
         "memory": [lambda: footprint.measure(groups=200, running=200, repetitions=1)],
         "durable": [lambda: durable.measure(folder, events=((1, 10), (64, 128)), repetitions=3)],
         "opening": [lambda: opening.measure(folder, events=2_000, groups=20, tail=10, repetitions=3)],
@@ -76,6 +89,10 @@ def quick(folder: Path) -> Benchmarks:
             lambda: trajectory.measure(folder, count=64, repetitions=3),
             lambda: trajectory.measure_opening(folder, groups=70, repetitions=3),
         ],
+        "travel": [lambda: travel.measure(folder, events=3_000, places=2, repetitions=1, spacing=1_000)],
+        "stats": [lambda: statistics.measure(folder, groups=640, repetitions=3)],
+        "report": [lambda: page.measure(folder, groups=640, repetitions=3)],
+        "view": [lambda: page.measure_view(folder, batches=4, repetitions=1)],
         "simulated": [lambda: simulated.measure(hours=0.02, repetitions=1)],
         **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }
@@ -100,7 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="|".join(full(Path())), help="which ones; without any, all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes; the numbers say nothing")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where files are written and flushed")
-    parser.add_argument("--events", type=int, default=opening.EVENTS, help="of `opening`: how long the log is")
+    parser.add_argument(
+        "--events", type=int, default=opening.EVENTS, help="of `opening`, `travel`: how long the log is"
+    )
     options = parser.parse_args(arguments)
     benchmarks = quick(options.dir) if options.quick else full(options.dir, options.events)
     if unknown := [name for name in options.names if name not in benchmarks]:

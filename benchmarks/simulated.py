@@ -71,7 +71,7 @@ async def measure(*, hours: float = 1.0, repetitions: int = 5) -> Result:
         {"whole": spread},
         1 / min(seconds),
         RATE_MIN,
-        "lifetimes a second",
+        "lifetimes a second of processor time",
         notes,
         least=True,
     )

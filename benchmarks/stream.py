@@ -27,17 +27,24 @@ def records(events: Iterable[ev.AnyEvent], first: int = 1) -> Iterator[ev.Record
     return (ev.Record(seq, BEGIN_NS + seq * STEP_NS, event) for seq, event in enumerate(events, first))
 
 
-def run(groups: int, batch_size: int = BATCH_SIZE) -> Events:
-    """A whole run. It ends with a few batches that were not sampled."""
+def run(groups: int, batch_size: int = BATCH_SIZE, *, kept: int = WAITING, asked: bool = False) -> Events:
+    """A whole run. It ends with a few batches that were not sampled.
+
+    Args:
+        kept: batches of groups that are sampleable at a time.
+        asked: each batch is asked for as soon as the one before it is committed, so that the trainer always waits.
+    """
     rng = random.Random(1)
     waiting: deque[tuple[str, ...]] = deque()
     yield ev.RunStarted("benchmark", {}, 1, 0)
+    if asked:
+        yield ev.BatchRequested(1, ev.TRAIN, batch_size, 0)
     for version, begin in enumerate(range(0, groups, batch_size)):
         numbers = range(begin, min(begin + batch_size, groups))
         yield from ended(numbers, version, rng)
         waiting.append(tuple(map(name, numbers)))
-        if len(waiting) > WAITING:
-            yield from _trained(waiting.popleft(), version + 1 - WAITING, version + 1)
+        if len(waiting) > kept:
+            yield from _trained(waiting.popleft(), version + 1 - kept, version + 1, kept, asked=asked)
 
 
 def name(number: int) -> str:
@@ -79,8 +86,11 @@ def _submitted(number: int, version: int, rng: random.Random) -> ev.GroupSubmitt
     )
 
 
-def _trained(names: tuple[str, ...], batch: int, version: int) -> Events:
-    yield ev.BatchRequested(batch, ev.TRAIN, len(names), version - 1)
-    yield ev.BatchSampled(batch, batch, ev.TRAIN, names, version - 1, (WAITING,) * len(names))
+def _trained(names: tuple[str, ...], batch: int, version: int, lag: int, *, asked: bool) -> Events:
+    if not asked:
+        yield ev.BatchRequested(batch, ev.TRAIN, len(names), version - 1)
+    yield ev.BatchSampled(batch, batch, ev.TRAIN, names, version - 1, (lag,) * len(names))
     yield ev.BatchCommitted(batch)
     yield ev.WeightsPublished(version)
+    if asked:
+        yield ev.BatchRequested(batch + 1, ev.TRAIN, len(names), version)

@@ -252,6 +252,19 @@ class BadInput(GroupstateError):
     right."""
 
 
+class NotReproduced(GroupstateError):
+    """No scenario was found in which the same is decided as in a log."""
+
+    def __init__(self, group_id: str, decision: str, seq: int, found: str) -> None:
+        self.group_id = group_id
+        self.seq = seq
+        super().__init__(
+            f"no scenario was found in which group {group_id!r} is {decision}, as it is at event {seq}; the steps of "
+            f"the whole log lead elsewhere: {found}. What can't be said as steps: a rule of the run's own that isn't "
+            "at hand, a source that ran dry, damaged payloads, what happened in the middle of an opening"
+        )
+
+
 class MissingExtra(GroupstateError):
     """A feature needs a package that isn't installed."""
 

@@ -5,9 +5,24 @@ them through the standard library's `logging`, where warnings show and the rest 
 only when something is said, since it brings in more than the rest of the library together.
 """
 
+import contextlib
+import contextvars
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
+
+_hushed: contextvars.ContextVar[bool] = contextvars.ContextVar("groupstate.hushed", default=False)
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """Say nothing in the block: what happens in it is played, and concerns nobody."""
+    token = _hushed.set(True)
+    try:
+        yield
+    finally:
+        _hushed.reset(token)
 
 
 class Logger:
@@ -31,6 +46,8 @@ class Logger:
             target.error(event, **values)
 
     def _target(self, level: int) -> Any:
+        if _hushed.get():
+            return None
         structlog = sys.modules.get("structlog")
         if structlog is not None and structlog.is_configured():
             return structlog.get_logger(self._name)

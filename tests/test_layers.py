@@ -105,6 +105,9 @@ TORCH_INSIDE = ("batch.py", "tensors.py", "engines/model_file.py", "engines/chec
 
 VLLM_FILE = "engines/vllm.py"
 
+VLLM_PARTS = ("engines/vllm_params.py", "engines/vllm_start.py")
+"""Files that import vllm as that one does, which alone imports them."""
+
 HTTPX_FILE = "engines/http/client.py"
 
 HTTPX_UNITS = ("engines/http/", "engines/openai.py")
@@ -129,6 +132,7 @@ LOOSE_TASKS = {
     "testing/contracts/log.py": "a test looks at somebody who waits, and may cancel him",
     "runtime/rollout.py": "a task group would wait for ever for a session that ignores its cancellation",
     "runtime/run.py": "a run must close to the end, whoever is cancelled while he waits for it",
+    "runtime/siblings.py": "a task group for each group of sessions costs more than all else that a session does",
     "simulate/scenario.py": "a step of a scenario starts a sampler that a later step looks at",
 }
 """Files that may start a task outside a task group, with the reason."""
@@ -248,9 +252,12 @@ def _module(path: str) -> str:
 
 
 def _vllm(path: str, item: Import, files: dict[str, str]) -> str | None:
-    if item.root != "vllm" or path == VLLM_FILE:
-        return None
-    return f"vllm stays in {VLLM_FILE}, but {path} imports it"
+    if item.root == "vllm" and path not in (VLLM_FILE, *VLLM_PARTS):
+        return f"vllm stays in {', '.join([VLLM_FILE, *VLLM_PARTS])}, but {path} imports it"
+    part = next((part for part in VLLM_PARTS if item.name.startswith(_module(part))), None)
+    if part is not None and path != VLLM_FILE:
+        return f"{part} is imported by {VLLM_FILE} alone, but {path} imports it"
+    return None
 
 
 def _httpx(path: str, item: Import, files: dict[str, str]) -> str | None:
@@ -373,7 +380,13 @@ def test_the_walls_stand() -> None:
         (
             "runtime/run.py",
             "import importlib\nvllm = importlib.import_module('vllm')",
-            "vllm stays in engines/vllm.py, but runtime/run.py imports it",
+            "vllm stays in engines/vllm.py, engines/vllm_params.py, engines/vllm_start.py, "
+            "but runtime/run.py imports it",
+        ),
+        (
+            "runtime/run.py",
+            "def f():\n    from groupstate.engines.vllm_start import started",
+            "engines/vllm_start.py is imported by engines/vllm.py alone, but runtime/run.py imports it",
         ),
         (
             "engines/openai.py",

@@ -3,13 +3,13 @@
 import pytest
 
 from groupstate.core.phases import TRANSITIONS
-from tools.phase_diagram import BEGIN, END, PAGE, generated, rewritten
+from tools.phase_diagram import BEGIN, END, PAGE, PART, generated
 
 
 def test_the_page_is_not_behind_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
-    assert rewritten(page) == page, "docs/state-machine.md is behind the code: run `make docs`"
+    assert PART.rewritten(page) == page, "docs/state-machine.md is behind the code: run `make docs`"
 
 
 def test_every_event_of_the_table_is_in_picture_and_table() -> None:
@@ -20,9 +20,9 @@ def test_every_event_of_the_table_is_in_picture_and_table() -> None:
 
 
 def test_only_what_is_between_the_markers_is_rewritten() -> None:
-    assert rewritten(f"before\n{BEGIN}\nold\n{END}\nafter\n") == f"before\n{generated()}\nafter\n"
+    assert PART.rewritten(f"before\n{BEGIN}\nold\n{END}\nafter\n") == f"before\n{generated()}\nafter\n"
 
 
 def test_a_page_without_its_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="lost one of its two markers"):
-        rewritten(f"before\n{BEGIN}\nafter\n")
+        PART.rewritten(f"before\n{BEGIN}\nafter\n")

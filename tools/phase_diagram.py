@@ -1,16 +1,13 @@
-"""Write the phase diagram and the transition table of docs/state-machine.md from the table in the code.
-
-Rule: what stands between the two markers is never edited by hand; a test fails if it is behind.
-"""
+"""Write the phase diagram and the transition table of docs/state-machine.md from the table in the code."""
 
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 from groupstate.core.events import ResultFenced
 from groupstate.core.phases import TERMINAL, TRANSITIONS, Phase, Restored
+from tools.generated_part import DOCS, GeneratedPart
 
-PAGE = Path(__file__).parent.parent / "docs" / "state-machine.md"
+PAGE = DOCS / "state-machine.md"
 BEGIN = "<!-- generated from groupstate.core.phases.TRANSITIONS by `make docs`; edits are overwritten -->"
 END = "<!-- end of the generated part -->"
 START = "[*]"
@@ -68,22 +65,7 @@ def generated() -> str:
     return f"{BEGIN}\n\n{diagram()}\n\n{table()}\n\n{END}"
 
 
-def rewritten(page: str) -> str:
-    """The page with its generated part as the code has it today."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name} has lost one of its two markers:\n{BEGIN}\n{END}")
-    return before + generated() + after
-
-
-def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    new = rewritten(page)
-    if new != page:
-        PAGE.write_text(new, encoding="utf-8")
-    print(f"{PAGE.name}: {'written' if new != page else 'already as the code has it'}")
-
+PART = GeneratedPart(PAGE, BEGIN, END, generated)
 
 if __name__ == "__main__":
-    main()
+    PART.write()

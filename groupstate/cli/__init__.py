@@ -11,16 +11,21 @@ import click
 from groupstate.cli.collecting import run
 from groupstate.cli.doing import demo, scenario
 from groupstate.cli.exploring import explore
+from groupstate.cli.exporting import export, trace
 from groupstate.cli.looking import check, log, show, why
 from groupstate.cli.repairing import disk, repair
+from groupstate.cli.reporting import report, view
 from groupstate.cli.simulating import simulate
+from groupstate.cli.stats import stats_command
+from groupstate.cli.supposing import whatif
+from groupstate.cli.traveling import diff_command
 from groupstate.errors import GroupstateError
 from groupstate.version import VERSION
 
 EXIT_CODES = """\b
 Exit codes:
-  0  done; `check`, `explore`: nothing is wrong; `scenario`: all expectations hold
-  1  `check`, `explore`: something is wrong; `scenario`: an expectation doesn't hold
+  0  done; `check`, `explore`, `report`: nothing is wrong; `scenario`: all expectations hold
+  1  `check`, `explore`, `report`: something is wrong; `scenario`: an expectation doesn't hold
   2  it can't be done: a bad option, a path that is no run, a damaged log, an unknown group
 `run` has more of them, see its own help.
 """
@@ -56,8 +61,28 @@ def main() -> None:
       groupstate log runs/demo --group g17
       groupstate why runs/demo g17
       groupstate check runs/demo
+      groupstate view runs/demo
     """
 
 
-for command in (run, log, show, why, check, repair, disk, scenario, explore, simulate, demo):
+for command in (
+    run,
+    log,
+    show,
+    diff_command,
+    stats_command,
+    why,
+    check,
+    report,
+    view,
+    trace,
+    export,
+    repair,
+    disk,
+    scenario,
+    explore,
+    simulate,
+    whatif,
+    demo,
+):
     main.add_command(command)

@@ -5,31 +5,67 @@ from pathlib import Path
 
 import click
 
+from groupstate.cli.runs import records_of
 from groupstate.errors import MissingExtra
 
 
-@click.command(short_help="Run scenario files.")
+@click.command(short_help="Run scenario files, or make one from a run.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option("--schema", is_flag=True, help="Print the form of scenario files as JSON schema, and run nothing.")
+@click.option(
+    "--from", "run", type=click.Path(path_type=Path), default=None, metavar="RUN", help="Make one of this run."
+)
+@click.option("--group", "group_id", default=None, metavar="ID", help="The group whose decision it repeats.")
+@click.option("--until", type=click.IntRange(min=1), default=None, metavar="SEQ", help="The last event that counts.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Where to; else stdout.")
 @click.pass_context
-def scenario(ctx: click.Context, paths: tuple[Path, ...], schema: bool) -> None:
+def scenario(
+    ctx: click.Context,
+    paths: tuple[Path, ...],
+    schema: bool,
+    run: Path | None,
+    group_id: str | None,
+    until: int | None,
+    out: Path | None,
+) -> None:
     """Run scenario files, or all that lie in a directory, and compare what happens with what they expect.
 
     Exits with 0 if all expectations hold, 1 if a step differs (the first one is printed, expected and actual) or
     couldn't be done, 2 if a file is malformed. Every file is run, whatever the others are.
 
+    With --from RUN --group ID nothing is run of these: the smallest scenario is written in which the same is decided
+    about that group as in the run, up to event --until, or else until it left. Exits with 2 if there is none.
+
     \b
     Examples:
       groupstate scenario tests/scenarios
       groupstate scenario stale.toml refill.toml
+      groupstate scenario --from runs/demo --group g17 --out g17.toml
       groupstate scenario --schema > scenario.schema.json
     """
     if schema:
         click.echo(importlib.import_module("groupstate.simulate.schema").text(), nl=False)
         return
+    if run is not None:
+        if paths or group_id is None:
+            raise click.UsageError("--from RUN makes a scenario: it needs --group ID, and no PATH.", ctx)
+        _from_run(run, group_id, until, out)
+        return
+    if group_id is not None or until is not None or out is not None:
+        raise click.UsageError("--group, --until and --out belong to --from RUN.", ctx)
     if not paths:
         raise click.UsageError("Missing argument 'PATH...'.", ctx)
     ctx.exit(importlib.import_module("groupstate.simulate.scenario").main_paths(paths))
+
+
+def _from_run(run: Path, group_id: str, until: int | None, out: Path | None) -> None:
+    records_of(run)  # for its error, where this is no run
+    found = importlib.import_module("groupstate.simulate.reproduce").reproduced_run(run, group_id, until)
+    if out is None:
+        click.echo(found.text, nl=False)
+        return
+    out.write_text(found.text, encoding="utf-8")
+    click.echo(f"{out}: {found.steps} steps of the {found.told} of the run; run it with: groupstate scenario {out}")
 
 
 @click.command(short_help="Train a small model through the event log, in a minute or two.")

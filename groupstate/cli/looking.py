@@ -14,17 +14,21 @@ import click
 from rich.text import Text
 
 from groupstate.cli.output import console, reader_has_gone, while_read, write, write_json, write_sections
-from groupstate.cli.runs import beginning_of, first_of, nearest_book, records_of
+from groupstate.cli.runs import beginning_of, first_of, records_of
 from groupstate.cli.sections import frontier_sections, overview_sections, story_sections
+from groupstate.cli.why_sections import batch_sections, wait_sections
 from groupstate.core.book import Book
 from groupstate.core.events import GroupSubmitted, Record
 from groupstate.core.frontier import frontier
 from groupstate.errors import BadInput
 from groupstate.inspect.about import About
+from groupstate.inspect.batch_story import BatchStory, batch_story_of
 from groupstate.inspect.checking import checked
-from groupstate.inspect.overview import overview
-from groupstate.inspect.story import story
+from groupstate.inspect.overview import overview_of
+from groupstate.inspect.places import book_after, seq_of
+from groupstate.inspect.story import Story, story
 from groupstate.inspect.unknown import unknown_group
+from groupstate.inspect.wait_story import WaitStory, wait_story_of
 from groupstate.inspect.words import as_object, in_words, kind_named, kind_of, time_of
 from groupstate.log.follow import follow as follow_log
 from groupstate.log.reading import last_event
@@ -208,29 +212,34 @@ async def _stop_on_signal(
 
 @click.command(short_help="Show where a run stands.")
 @RUN
-@click.option("--at", "seq", type=click.IntRange(min=1), default=None, metavar="SEQ", help="After this event.")
+@click.option("--at", default=None, metavar="PLACE", help="As it was after this event, or at this time.")
 @click.option("--frontier", "by_position", is_flag=True, help="Which prompts of the source are done with, and no more.")
 @AS_JSON
-def show(run: Path, seq: int | None, by_position: bool, as_json: bool) -> None:
+def show(run: Path, at: str | None, by_position: bool, as_json: bool) -> None:
     """Show where RUN stands: its groups by phase, totals, who waits for what, open batches, marks.
 
     Times are those of the log: an age is counted up to its last event (or to the one named by --at). The row
     `last event` alone looks at this machine's clock: it says for how long an open run has written nothing.
 
+    PLACE is an event's number; a time in UTC as `log` prints it, or only its HH:MM:SS where the run was there once
+    (the last event up to then counts); the time since the first event (+90s, +5m, +2h); version:N or
+    version:N/LINEAGE, the event with which that weight version became the current one; start or end.
+
     \b
     Examples:
       groupstate show runs/demo
       groupstate show runs/demo --at 1200
+      groupstate show runs/demo --at 18:05:30
+      groupstate show runs/demo --at version:12
       groupstate show runs/demo --json
       groupstate show runs/demo --frontier
     """
+    records_of(run)  # for its error, where this is no run
+    seq = None if at is None else seq_of(run, at)
     if by_position:
         _show_frontier(run, seq, as_json=as_json)
         return
-    base, start = nearest_book(run, seq)
-    if base is None:
-        base, start = beginning_of(run)
-    seen = overview(_told_from(run, base, start, seq), seq, base)
+    seen = overview_of(book_after(run, seq))
     with while_read():
         if as_json:
             write_json(seen)
@@ -262,30 +271,51 @@ def _show_frontier(run: Path, seq: int | None, *, as_json: bool) -> None:
 # why ------------------------------------------------------------------------------------------------------
 
 
-@click.command(short_help="Tell the life of one group.")
+@click.command(short_help="Tell why: of a group, of a batch, of a wait.")
 @RUN
-@click.argument("group")
+@click.argument("group", required=False)
+@click.option("--batch", type=click.IntRange(min=1), default=None, metavar="N", help="Why this batch holds its groups.")
+@click.option(
+    "--wait", "seq", type=click.IntRange(min=1), default=None, metavar="SEQ", help="What was waited for then."
+)
 @AS_JSON
-def why(run: Path, group: str, as_json: bool) -> None:
-    """Tell the life of GROUP in RUN, with the numbers behind each decision.
+@click.pass_context
+def why(ctx: click.Context, run: Path, group: str | None, batch: int | None, seq: int | None, as_json: bool) -> None:
+    """Tell the life of GROUP in RUN, with the numbers behind each decision: why it was evicted, what was its lag, which
+    session held it up, which batch took it, what came in its place.
 
-    Why was it evicted, what was its lag, which session held it up, which batch took it, what came in its place.
-    An unknown id exits with 2 and names ids that are near.
+    --batch N tells why batch N holds these groups in this order, what was passed over, and what was evicted with it.
+    --wait SEQ tells what the sample() waited for that waited at event SEQ, what happened meanwhile, and what ended the
+    wait. An id, batch or event that there isn't exits with 2 and names what is near.
 
     \b
     Examples:
       groupstate why runs/demo g17
+      groupstate why runs/demo --batch 3
+      groupstate why runs/demo --wait 214
       groupstate why runs/demo g17 --json
     """
+    if [group, batch, seq].count(None) != 2:
+        raise click.UsageError("Give one of GROUP, --batch and --wait.", ctx)
     base, start = beginning_of(run)
-    told = story(records_of(run, start), group, base)
+    told: Story | BatchStory | WaitStory
+    if batch is not None:
+        told = batch_story_of(run, batch)
+        sections = batch_sections(told)
+    elif seq is not None:
+        told = wait_story_of(run, seq)
+        sections = wait_sections(told, time.time_ns())
+    else:
+        assert group is not None
+        told = story(records_of(run, start), group, base)
+        sections = story_sections(told, time.time_ns())
     if start > 1:
         click.echo(f"events before {start} are gone: what happened up to then isn't told", err=True)
     with while_read():
         if as_json:
             write_json(told)
         else:
-            write_sections(story_sections(told))
+            write_sections(sections)
 
 
 # check ----------------------------------------------------------------------------------------------------
@@ -296,7 +326,8 @@ def why(run: Path, group: str, as_json: bool) -> None:
 @AS_JSON
 @click.pass_context
 def check(ctx: click.Context, run: Path, as_json: bool) -> None:
-    """Check the log of RUN against the invariants, one line for each thing that is wrong.
+    """Check the log of RUN against the invariants, one line for each thing that is wrong, and below it, indented, the
+    two or three events that can't all be true.
 
     Exits with 0 if nothing is wrong, 1 if something is, 2 if the log can't be read: the text then names the
     file and the place in it.
@@ -313,6 +344,8 @@ def check(ctx: click.Context, run: Path, as_json: bool) -> None:
         elif seen.violations:
             for violation in seen.violations:
                 write(str(violation))
+                for event in seen.witness_of(violation):
+                    write(f"\tevent {event.seq}\t{event.kind}\t{event.text}")
         else:
             write(seen.verdict)
     ctx.exit(1 if seen.violations else 0)

@@ -86,10 +86,14 @@ def _header(header: Header, now_ns: int | None) -> list[tuple[str, str]]:
 
 
 def _quiet_for(header: Header, now_ns: int | None) -> str:
-    """How long an open run has written nothing: what tells a slow one from a dead one."""
-    if now_ns is None or header.closed or now_ns < header.at_ns:
+    return "" if header.closed else quiet_for(header.at_ns, now_ns)
+
+
+def quiet_for(at_ns: int, now_ns: int | None) -> str:
+    """How long an open run has written nothing: what tells a slow one from a dead one. Nothing where it isn't open."""
+    if now_ns is None or not 0 < at_ns <= now_ns:
         return ""
-    return f"{span_of((now_ns - header.at_ns) / 1e9)} ago"
+    return f"{span_of((now_ns - at_ns) / 1e9)} ago"
 
 
 def _named(counts: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -154,10 +158,16 @@ def _ranges(ranges: Ranges) -> str:
     return " ".join(str(first) if stop == first + 1 else f"{first}-{stop - 1}" for first, stop in ranges) or "none"
 
 
-def story_sections(told: Story) -> list[Section]:
+def story_sections(told: Story, now_ns: int | None = None) -> list[Section]:
+    """`now_ns`, the time of day, says for how long a run that is open has written nothing."""
     steps = [(str(step.seq), f"+{span_of(step.since_s)}", step.kind, one_line(step.text, 600)) for step in told.steps]
     name = name_of(told.group_id)
-    end = [("now", told.now), ("held up by", told.held_up_by), ("versions", told.versions)]
+    end = [
+        ("now", told.now),
+        ("held up by", told.held_up_by),
+        ("versions", told.versions),
+        ("last event", quiet_for(told.seen_at_ns, now_ns)),
+    ]
     return [
         Section(name, ("event", "time", "kind", "what happened"), steps),
         Section(name, (), [row for row in end if row[1]]),

@@ -89,6 +89,9 @@ class Book:
         """Payloads that nothing will ask for any more, since the ledger last looked."""
         self.notes_released = True
         """False where nobody will look, as in a replay."""
+        self._previewed: tuple[ev.Event, int, int, Group, Group] | None = None
+        """What `preview` said last (event, seq, at_ns, group before and after), so that an `apply` of the very same
+        needn't find it again."""
         self._windows_out: dict[int, Window] = {}
         """What the batches that are out reported, in case they never reach anybody."""
         self._basis = "dispatch"
@@ -133,6 +136,9 @@ class Book:
         return max(0, self.weight_version - group.aged_from)
 
     def count(self, *phases: Phase, partition: ev.Partition | None = None) -> int:
+        if partition is not None and len(phases) == 1:
+            shelf = self._shelves.get(partition)
+            return len(shelf.phases[phases[0]]) if shelf is not None else 0
         shelves = self._shelves.values() if partition is None else [self._look(partition)]
         return sum(len(shelf.phases[phase]) for shelf in shelves for phase in phases)
 
@@ -142,10 +148,12 @@ class Book:
         return (self.groups[group_id] for shelf in shelves for group_id in shelf.phases[phase])
 
     def in_flight_count(self, partition: ev.Partition = ev.TRAIN) -> int:
-        return len(self._look(partition).in_flight)
+        shelf = self._shelves.get(partition)
+        return len(shelf.in_flight) if shelf is not None else 0
 
     def ready_count(self, partition: ev.Partition = ev.TRAIN) -> int:
-        return len(self._look(partition).ready)
+        shelf = self._shelves.get(partition)
+        return len(shelf.ready) if shelf is not None else 0
 
     def ready(self, partition: ev.Partition = ev.TRAIN) -> Iterator[Group]:
         """Terminal groups that can be sampled, oldest first (version, then submission)."""
@@ -175,6 +183,8 @@ class Book:
 
     def waiting(self, partition: ev.Partition = ev.TRAIN) -> list[OpenRequest]:
         """Waiting `sample()` calls in order of arrival."""
+        if not self.requests:
+            return []
         return [request for request in self.requests.values() if request.partition == partition]
 
     def window(self, partition: ev.Partition) -> Window:
@@ -206,7 +216,10 @@ class Book:
         group_id = getattr(event, "group_id", None)
         if group_id is None:
             return None
-        return evolve(self.live(group_id, type(event)), event, seq, at_ns)
+        before = self.groups.get(group_id) or self.live(group_id, type(event))
+        after = evolve(before, event, seq, at_ns)
+        self._previewed = (event, seq, at_ns, before, after)
+        return after
 
     def apply(self, record: ev.Record) -> None:
         """Take one event in.
@@ -289,16 +302,18 @@ class Book:
     def _put(self, before: Group, after: Group) -> None:
         """Replace a live group by what it is in another phase, and move it between the indexes."""
         after = self._aged(before, after)
-        shelf = self._shelf(before.partition)
-        shelf.remove(before)
-        shelf.add(after)
+        self._shelf(before.partition).move(before, after)
         self.groups[after.group_id] = after
 
     def _changed(self, event: Any, seq: int, at_ns: int) -> Group:
         """Replace the live group that an event is about; gives it as it was."""
         group_id = event.group_id
         before = self.groups.get(group_id) or self.live(group_id, type(event))
-        after = evolve(before, event, seq, at_ns)
+        known = self._previewed
+        if known is None or known[0] is not event or known[3] is not before or known[1:3] != (seq, at_ns):
+            after = evolve(before, event, seq, at_ns)
+        else:
+            after = known[4]
         if after.phase is before.phase:
             self.groups[group_id] = after
         else:
@@ -414,11 +429,10 @@ class Book:
 
     def _session_finished(self, event: ev.SessionFinished, seq: int, at_ns: int) -> None:
         self._changed(event, seq, at_ns)
-        tokens = 0
+        totals = self.totals
+        totals["sessions_finished"] += 1
         for row in event.trajectories:
-            tokens += row.response_tokens
-        self.totals["sessions_finished"] += 1
-        self.totals["response_tokens"] += tokens
+            totals["response_tokens"] += row.response_tokens
 
     def _session_failed(self, event: ev.SessionFailed, seq: int, at_ns: int) -> None:
         before = self._changed(event, seq, at_ns)

@@ -19,13 +19,26 @@ from groupstate.core.held import OpenRequest
 from groupstate.core.phases import TERMINAL
 from groupstate.core.rules import Rules
 from groupstate.core.shelf import has_rows
+from groupstate.errors import BadInput
+
+
+def _ids(group_ids: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(group_ids, str):
+        raise BadInput(
+            f"Select takes a list of group ids, and not the text {group_ids!r:.80}, of which each letter is one"
+        )
+    return tuple(group_ids)
 
 
 @attrs.frozen
 class Select:
-    """Intent: give these groups to the waiting `sample()`, in this order."""
+    """Intent: give these groups to the waiting `sample()`, in this order.
 
-    group_ids: tuple[str, ...] = attrs.field(converter=tuple)
+    Raises:
+        BadInput: a single id, which isn't a list of ids.
+    """
+
+    group_ids: tuple[str, ...] = attrs.field(converter=_ids)
 
 
 @attrs.frozen

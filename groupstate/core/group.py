@@ -64,6 +64,12 @@ _unpacked = functools.lru_cache(UNPACKED_KEPT)(msgspec.msgpack.Decoder(tuple[Ses
 _payloads_only = msgspec.msgpack.Decoder(tuple[_PayloadOnly, ...]).decode
 
 
+def forget_unpacked() -> None:
+    """Sessions are unpacked anew, after somebody has changed a metric in what is for looking only: groups that ended
+    alike share what stays unpacked, those of other runs too."""
+    _unpacked.cache_clear()
+
+
 class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     group_id: str
     size: int
@@ -121,7 +127,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     @property
     def sessions(self) -> tuple[Session, ...]:
         kept = self.kept
-        return _unpacked(kept) if isinstance(kept, bytes) else kept
+        return kept if type(kept) is tuple else _unpacked(kept)
 
     @property
     def first_version(self) -> int:
@@ -195,6 +201,19 @@ def evolve(group: Group, event: ev.Event, seq: int, at_ns: int) -> Group:
         return step[0](group, event, step[1], seq, at_ns)
     phase = next_phase(group.phase, type(event), group.group_id, terminal=group.terminal)
     return replace(group, phase=phase, last_seq=seq, last_at_ns=at_ns)
+
+
+def without_yield(group: Group) -> Group:
+    """A finished group without its sessions' trajectories, payloads and times, which nothing asks for that can still
+    happen to it; any other group as it is. What it keeps of them are counts and ranges."""
+    if group.terminal is not Phase.FINISHED:
+        return group
+    return replace(group, kept=_blank_sessions(group.size))
+
+
+@functools.cache
+def _blank_sessions(size: int) -> bytes:
+    return _ENCODER.encode((Session("finished"),) * size)
 
 
 def _session(group: Group, sessions: Sequence[Session], event: Any, allowed: tuple[SessionState, ...]) -> Session:

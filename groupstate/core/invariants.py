@@ -7,7 +7,7 @@ Rule 3: a broken log never stops the checker: it says what is wrong and follows 
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import attrs
@@ -15,6 +15,7 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.held import UNDELIVERED, Window
+from groupstate.core.misfits import wrong_end, wrong_taking
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase
 from groupstate.core.rules import Capacity, Rules, Slots, recorded_rules
 from groupstate.core.tracked import Tracked
@@ -45,6 +46,8 @@ class Violation:
     """The group concerned; empty where it is none in particular."""
     text: str
     """One sentence: what the log says that can't all be true."""
+    witness: tuple[int, ...] = ()
+    """The events that can't all be true, in order, that at which it shows among them; two or three, mostly."""
 
     def __str__(self) -> str:
         return f"event {self.seq}: invariant {self.invariant}: {self.text}"
@@ -53,13 +56,15 @@ class Violation:
 class Checker:
     """Takes a log's records one by one and collects what is wrong."""
 
-    def __init__(self, book: Book | None = None) -> None:
+    def __init__(self, book: Book | None = None, *, replays: bool = True) -> None:
         """
         Args:
             book: the empty book that is driven beside the checks; a new one by default.
+            replays: False drives none, so that neither the replay nor what it counts for the metrics is checked; the
+                counts can be held against a book that others drive (`compare`).
         """
         self.found: list[Violation] = []
-        self._book: Book | None = Book() if book is None else book
+        self._book: Book | None = (Book() if book is None else book) if replays else None
         """None once it can't follow the log any more."""
         self._seq = 0
         self._rules = Rules()
@@ -71,16 +76,31 @@ class Checker:
         self._ready: Counter[ev.Partition] = Counter()
         self._ages: dict[str, Counter[int]] = {}
         """Training groups in flight by dataset, and in there by the version that their lag is counted from."""
-        self._owed: deque[tuple[str, int]] = deque()
-        """Credit not spent yet: the group evicted and its size, oldest first."""
+        self._owed: deque[tuple[str, int, int]] = deque()
+        """Credit not spent yet: the group evicted, its size and the event, oldest first."""
+        self._spent: tuple[int, ...] = ()
+        """The eviction that earned the credit that was spent last, and the event that spent it."""
+        self._rules_seq = 0
+        """The event that the rules in force are of."""
+        self._version_seq = 0
+        """The event that the current version is of."""
+        self._rewound_seq = 0
+        self._request_seqs: dict[int, int] = {}
+        """The event that each request was opened or, once it is over, ended by."""
+        self._batch_seqs: dict[int, int] = {}
+        """The event that each batch was sampled or, once it isn't out any more, ended by."""
+        self._builds_on: tuple[int, ...] = ()
+        """Earlier events that the event at hand goes on from."""
         self._requests: dict[int, ev.BatchRequested] = {}
         self._batches: dict[int, ev.BatchSampled] = {}
         self._commits: list[tuple[int, ev.BatchSampled]] = []
         self._windows: dict[ev.Partition, Counter[str]] = {}
         self._reported: dict[int, Counter[str]] = {}
         """Counts that the metrics of each batch that is out were made of."""
-        self._moved = True
-        """The counts have changed since the book was last compared with them."""
+        self._gone: Counter[Phase] = Counter()
+        """Groups that have left, of all partitions."""
+        self._moved: dict[tuple[ev.Partition, Phase], None] = {}
+        """What of the counts has changed since the book was last compared with it."""
         self._must_end = ""
         """The group whose last session has just ended."""
         self._abandoned: set[str] = set()
@@ -90,14 +110,29 @@ class Checker:
         """Take the next record in; returns what it makes wrong."""
         before = len(self.found)
         event = record.event
-        self._check_place(record)
+        kind = type(event)
+        if record.seq != self._seq + 1 or (self._seq == 0) is not (kind is ev.RunStarted):
+            self._check_place(record)
         self._seq = record.seq
-        self._check_end_follows(event)
-        self._check_abandoned_leave(event)
-        handler = _HANDLERS.get(type(event))
+        self._builds_on = ()
+        if self._must_end:
+            self._check_end_follows(event)
+        if self._abandoned:
+            self._check_abandoned_leave(event)
+        handler = _HANDLERS.get(kind)
         if handler is not None:
             handler(self, event)
-        self._replay(record)
+        if self._book is not None:
+            self._replay(self._book, record)
+        return self.found[before:]
+
+    def compare(self, book: Book) -> list[Violation]:
+        """Hold the counts against a book that has taken in the same events; returns what it makes wrong."""
+        before = len(self.found)
+        problem = self._difference(book, self._moved)
+        self._moved.clear()
+        if problem is not None:
+            self._wrong(*problem)
         return self.found[before:]
 
     def finish(self) -> list[Violation]:
@@ -106,83 +141,93 @@ class Checker:
 
     # Around every event ------------------------------------------------------------------------------
 
-    def _wrong(self, invariant: int, text: str, group_id: str = "") -> None:
-        self.found.append(Violation(invariant, self._seq, group_id, text))
+    def _wrong(self, invariant: int, text: str, group_id: str = "", *others: int) -> None:
+        """
+        Args:
+            others: events that can't be true beside the one at hand; 0 is none.
+        """
+        witness = tuple(sorted({*others, self._seq} - {0}))
+        self.found.append(Violation(invariant, self._seq, group_id, text, witness))
 
     def _check_place(self, record: ev.Record) -> None:
-        gap = record.seq != self._seq + 1
-        first = self._seq == 0
         before, self._seq = self._seq, record.seq
-        if gap:
-            self._wrong(9, f"event {record.seq} comes after event {before}, so what lies between can't be replayed")
+        if record.seq != before + 1:
+            text = f"event {record.seq} comes after event {before}, so what lies between can't be replayed"
+            self._wrong(9, text, "", before)
             self._book = None
-        elif first != isinstance(record.event, ev.RunStarted):
-            self._wrong(9, f"event {record.seq} is {_kind(record.event)}, and RunStarted is the first event, once")
+        else:
+            text = f"event {record.seq} is {_kind(record.event)}, and RunStarted is the first event, once"
+            self._wrong(9, text, "", before and 1)
 
     def _check_end_follows(self, event: ev.AnyEvent) -> None:
         group_id, self._must_end = self._must_end, ""
-        ends = isinstance(event, ev.GroupFinished | ev.GroupFailed) and event.group_id == group_id
-        if group_id and not ends:
+        if not (isinstance(event, ev.GroupFinished | ev.GroupFailed) and event.group_id == group_id):
             self._wrong(
                 1,
                 f"the last session of group {group_id!r} ended at event {self._seq - 1}, and the next event is "
                 f"{_kind(event)} instead of the group's end",
                 group_id,
+                self._seq - 1,
             )
 
     def _check_abandoned_leave(self, event: ev.AnyEvent) -> None:
         """A run that goes back and evicts does so before anything else; only its death leaves some over."""
-        if not self._abandoned or isinstance(event, ev.GroupEvicted):
+        if isinstance(event, ev.GroupEvicted):
             return
         if not isinstance(event, ev.RunRecovered):
             name = min(self._abandoned)
             text = f"the run went back and evicts what ended since, and group {name!r} is still there at "
-            self._wrong(6, f"{text}{_kind(event)}", name)
+            self._wrong(6, f"{text}{_kind(event)}", name, self._groups[name].left_seq, self._rewound_seq)
         self._abandoned.clear()
 
-    def _replay(self, record: ev.Record) -> None:
+    def _replay(self, book: Book, record: ev.Record) -> None:
         """Let the book follow, and compare."""
-        book = self._book
-        if book is None:
-            return
         try:
             book.apply(record)
         except Exception as error:
             # Whatever it is, a replay of this log ends here.
             why = str(error) or type(error).__name__
-            self._wrong(9, f"a replay stops here: {why}", getattr(record.event, "group_id", ""))
+            same = next((found.witness for found in self.found[-1:] if found.seq == record.seq), self._builds_on)
+            self._wrong(9, f"a replay stops here: {why}", getattr(record.event, "group_id", ""), *same)
             self._book = None
             return
-        book.released.clear()
-        if not self._moved and type(record.event) in _WITHIN:
-            # Most events: the group stays where it is, and what it is compared by with it.
-            return
-        self._moved = False
-        problem = self._difference(book)
+        if book.released:
+            book.released.clear()
+        kind = type(record.event)
+        if kind in _WITHIN:
+            if not self._moved:
+                # Most events: the group stays where it is, and what it is compared by with it.
+                return
+            places: Collection[tuple[ev.Partition, Phase]] = self._moved
+        else:
+            places = self._moved if kind in _OF_ONE_GROUP else self._counts.keys()
+        problem = self._difference(book, places)
+        self._moved.clear()
         if problem is not None:
-            invariant, text = problem
-            self._wrong(invariant, text)
+            self._wrong(*problem)
             self._book = None
 
-    def _difference(self, book: Book) -> tuple[int, str] | None:
-        """Where the book's counts aren't those of the events."""
-        gone: Counter[Phase] = Counter()
-        for (partition, phase), count in self._counts.items():
+    def _difference(self, book: Book, places: Collection[tuple[ev.Partition, Phase]]) -> tuple[int, str] | None:
+        """Where the book's counts aren't those of the events; of the phases only `places`."""
+        counts = self._counts
+        for partition, phase in places:
             if phase is Phase.EVICTED or phase is Phase.COMMITTED:
-                gone[phase] += count
-            elif book.count(phase, partition=partition) != count:
-                held = book.count(phase, partition=partition)
-                return 3, f"the replayed book holds {held} {phase} groups of {partition!r}, the events make it {count}"
-        totals = book.totals
-        for name, count in (
-            ("submitted", len(self._groups)),
-            ("evicted", gone[Phase.EVICTED]),
-            ("committed", gone[Phase.COMMITTED]),
-        ):
-            if totals[name] != count:
-                return 3, f"the replayed book counts {totals[name]} {name} groups, the events make it {count}"
+                continue
+            held, count = book.count(phase, partition=partition), counts[partition, phase]
+            if held != count:
+                return 3, f"the book holds {held} {phase} groups of {partition!r}, the events make it {count}"
+        totals, gone = book.totals, self._gone
+        if totals["submitted"] != len(self._groups):
+            return 3, _miscounted("submitted", totals, len(self._groups))
+        if totals["evicted"] != gone[Phase.EVICTED]:
+            return 3, _miscounted("evicted", totals, gone[Phase.EVICTED])
+        if totals["committed"] != gone[Phase.COMMITTED]:
+            return 3, _miscounted("committed", totals, gone[Phase.COMMITTED])
+        live = len(self._groups) - gone[Phase.EVICTED] - gone[Phase.COMMITTED]
+        if len(book.groups) != live:
+            return 3, f"the book holds {len(book.groups)} groups, the events make it {live}"
         if len(book.credits) != len(self._owed):
-            return 5, f"the replayed book owes {len(book.credits)} refills, the events make it {len(self._owed)}"
+            return 5, f"the book owes {len(book.credits)} refills, the events make it {len(self._owed)}"
         return None
 
     def _known(self, group_id: str) -> Tracked | None:
@@ -201,11 +246,20 @@ class Checker:
         self._count(group, 1)
 
     def _count(self, group: Tracked, one: int) -> None:
-        self._moved = True
-        self._counts[group.partition, group.phase] += one
-        if group.is_ready:
-            self._ready[group.partition] += one
-        if group.phase in IN_FLIGHT and group.partition == ev.TRAIN:
+        phase = group.phase
+        place = (group.partition, phase)
+        self._moved[place] = None
+        self._counts[place] += one
+        if phase in IN_FLIGHT:
+            self._age(group, one)
+        elif phase in TERMINAL:
+            if group.is_ready:
+                self._ready[group.partition] += one
+        elif phase is not Phase.SAMPLED:
+            self._gone[phase] += one
+
+    def _age(self, group: Tracked, one: int) -> None:
+        if group.partition == ev.TRAIN:
             ages = self._ages.setdefault(group.dataset, Counter())
             ages[group.aged_from] += one
             if not ages[group.aged_from]:
@@ -217,6 +271,10 @@ class Checker:
     def _lag(self, group: Tracked) -> int:
         return max(0, self._version - group.aged_from) if group.kept_lag is None else group.kept_lag
 
+    def _lag_seqs(self, group: Tracked) -> tuple[int, ...]:
+        """The events that its lag is the difference of; of one whose batch came back the one that it was sampled in."""
+        return (group.aged_seq, self._version_seq) if group.kept_lag is None else (group.sampled_seq,)
+
     def _window(self, partition: ev.Partition) -> Counter[str]:
         return self._windows.setdefault(partition, Counter())
 
@@ -224,29 +282,32 @@ class Checker:
 
     def _in_force(self, event: ev.RunStarted | ev.RunRecovered) -> None:
         if event.rules != self._recorded:
+            self._rules_seq = self._seq
             self._recorded = event.rules
             try:
                 self._rules = recorded_rules(event.rules)
             except BadSettings as error:
                 self._wrong(9, f"the rules of the run can't be read: {error}")
-        self._version = event.weight_version
+        self._version, self._version_seq = event.weight_version, self._seq
+        self._request_seqs.update(dict.fromkeys(self._requests, self._seq))
         self._requests.clear()
 
     def _published(self, event: ev.WeightsPublished) -> None:
-        self._version = event.weight_version
+        self._version, self._version_seq = event.weight_version, self._seq
 
     def _rewound(self, event: ev.RunRewound) -> None:
-        self._version = event.weight_version
+        self._version, self._version_seq, self._rewound_seq = event.weight_version, self._seq, self._seq
+        self._builds_on = tuple(self._batch_seqs[number] for number in self._batches)[:1]
         for group in self._groups.values():
             if self._too_new(group) and group.phase not in (Phase.EVICTED, Phase.COMMITTED):
                 self._lift(group)
-                group.aged_from = group.rewound_to = self._version
+                self._rewind(group)
                 self._place(group, group.phase)
         while self._commits and self._commits[-1][0] > event.mark_seq:
             _, batch = self._commits.pop()
             for group in self._of_batch(batch, Phase.COMMITTED):
                 if self._too_new(group):
-                    group.aged_from = group.rewound_to = self._version
+                    self._rewind(group)
                 self._bring_back(group)
         if event.evicts:
             self._abandoned = {
@@ -256,6 +317,10 @@ class Checker:
                 and group.partition == ev.TRAIN
                 and (group.submitted_seq > event.mark_seq or group.stamp > event.weight_version)
             }
+
+    def _rewind(self, group: Tracked) -> None:
+        group.aged_from = group.rewound_to = self._version
+        group.aged_seq = group.rewound_seq = self._seq
 
     def _too_new(self, group: Tracked) -> bool:
         """Made for a version of the abandoned line, and not waiting for the new line to reach it."""
@@ -267,7 +332,7 @@ class Checker:
         known = self._groups.get(event.group_id)
         if known is not None:
             text = f"group {event.group_id!r} is submitted again; the first time was event {known.submitted_seq}"
-            self._wrong(3, text, event.group_id)
+            self._wrong(3, text, event.group_id, known.submitted_seq)
             return
         group = Tracked(
             event.group_id,
@@ -280,7 +345,8 @@ class Checker:
             event.oversample,
             event.target_version,
         )
-        group.begin([1] * event.size)
+        group.begin([1] * event.size, self._seq)
+        group.aged_seq = self._seq
         self._groups[event.group_id] = group
         self._place(group, Phase.PENDING)
         window = self._window(event.partition)
@@ -296,26 +362,28 @@ class Checker:
         if event.partition != ev.TRAIN:
             self._wrong(8, f"group {name!r} of partition {event.partition!r} is submitted as a refill", name)
         if not self._owed:
-            self._wrong(5, f"group {name!r} is submitted as a refill, and no credit is left", name)
+            self._wrong(5, f"group {name!r} is submitted as a refill, and no credit is left", name, *self._spent)
             return
-        evicted, size = self._owed.popleft()
+        evicted, size, earned = self._owed.popleft()
+        self._spent = (earned, self._seq)
         needed = event.size - event.oversample
         if size != needed:
             text = f"refill {name!r} needs {needed} sessions, and group {evicted!r}, which it replaces, needed {size}"
-            self._wrong(5, text, name)
+            self._wrong(5, text, name, self._groups[evicted].submitted_seq, earned)
 
     def _check_bounds(self, event: ev.GroupSubmitted) -> None:
         """The groups that the user did not submit obey the bounds."""
         rules, flying, ready = self._rules, self._in_flight(ev.TRAIN), self._ready[ev.TRAIN]
-        who = f"{event.cause} {event.group_id!r}"
+        who, name = f"{event.cause} {event.group_id!r}", event.group_id
         if event.cause == "refill" and rules.drains:
             bound = rules.in_flight_batches_max * (rules.batch_size or 0)
             if flying > bound:
                 text = f"{who} takes the training groups in flight to {flying}, past {bound}"
-                self._wrong(7, text, event.group_id)
+                self._wrong(7, text, name, *self._filling(name, IN_FLIGHT))
         most = getattr(rules.admission, "in_flight_max", None)
         if most is not None and flying > most:
-            self._wrong(7, f"{who} takes the training groups in flight to {flying}, past {most}", event.group_id)
+            text = f"{who} takes the training groups in flight to {flying}, past {most}"
+            self._wrong(7, text, name, *self._filling(name, IN_FLIGHT))
         wanted = sum(request.size for request in self._requests.values() if request.partition == ev.TRAIN)
         awaited = rules.targets_versions and event.target_version == self._version and wanted > 0
         if wanted >= ready + flying or awaited:
@@ -327,49 +395,43 @@ class Checker:
                 f"{who} takes the training groups to {flying} in flight and {ready} sampleable, "
                 f"past slots of n {rule.n} and ready_max {rule.ready_max}"
             )
-            self._wrong(7, text, event.group_id)
+            self._wrong(7, text, name, *self._filling(name, IN_FLIGHT | TERMINAL))
         elif isinstance(rule, Capacity):
             bound = (rule.lag_max + self._version + 1) * (rules.batch_size or 0)
             used = flying + ready + self._counts[ev.TRAIN, Phase.SAMPLED] + self._counts[ev.TRAIN, Phase.COMMITTED]
             if used > bound:
-                self._wrong(7, f"{who} makes {used} training groups, past the capacity of {bound}", event.group_id)
+                text = f"{who} makes {used} training groups, past the capacity of {bound}"
+                counted = IN_FLIGHT | TERMINAL | {Phase.SAMPLED, Phase.COMMITTED}
+                self._wrong(7, text, name, *self._filling(name, counted))
+
+    def _filling(self, name: str, phases: frozenset[Phase]) -> tuple[int, ...]:
+        """The event that the rules are of, and the one that took the last place before the group at hand."""
+        taken = (
+            group.begun_seq
+            for group in reversed(self._groups.values())
+            if group.group_id != name and group.partition == ev.TRAIN and group.phase in phases
+            if group.is_ready or group.phase not in TERMINAL
+        )
+        return self._rules_seq, next(taken, 0)
 
     def _ended(self, event: ev.GroupFinished | ev.GroupFailed) -> None:
         group = self._known(event.group_id)
         if group is None:
             return
         if group.phase not in IN_FLIGHT:
-            self._wrong(2, self._too_late(group, _kind(event)), group.group_id)
+            self._wrong(2, self._too_late(group, _kind(event)), group.group_id, group.left_seq)
             return
         phase = Phase.FINISHED if isinstance(event, ev.GroupFinished) else Phase.FAILURE
-        problem = self._wrong_end(group, event)
-        if problem:
-            self._wrong(1, f"group {group.group_id!r} becomes {phase} although {problem}", group.group_id)
+        misfit = wrong_end(group, event, survivors_min=self._rules.survivors_min, rules_seq=self._rules_seq)
+        if misfit is not None:
+            text, seqs = misfit
+            self._wrong(1, f"group {group.group_id!r} becomes {phase} although {text}", group.group_id, *seqs)
         self._lift(group)
         group.ending, group.left_seq = phase, self._seq
         group.age(self._rules.basis)
         unrewarded = phase is Phase.FAILURE and not group.rows and group.partition == ev.TRAIN
         group.kept_empty = unrewarded and self._rules.keeps_empty
         self._place(group, phase)
-
-    def _wrong_end(self, group: Tracked, event: ev.GroupFinished | ev.GroupFailed) -> str:
-        """Why the group can't have ended, or not so; empty if it can."""
-        unsettled = group.unsettled
-        if unsettled:
-            return f"session {unsettled[0]} has not ended: attempt {group.attempts[unsettled[0]]} is its latest"
-        finished = group.outcomes.count("finished")
-        if finished > group.needed:
-            return f"{finished} of its sessions finished, and it needs {group.needed}"
-        if isinstance(event, ev.GroupFailed):
-            whole = group.size if event.cancelled else group.needed
-            return "" if finished < whole else "all its sessions finished"
-        if not event.partial:
-            failed = group.size - finished
-            return f"{failed} of its {group.size} sessions failed" if finished < group.needed else ""
-        enough = self._rules.survivors_min
-        if enough is None or finished < enough:
-            return f"{finished} sessions finished, and survivors_min is {enough}"
-        return ""
 
     def _too_late(self, group: Tracked, what: str) -> str:
         return f"{what} comes after group {group.group_id!r} was {_past(group.phase)} at event {group.left_seq}"
@@ -380,15 +442,17 @@ class Checker:
             return
         name = group.group_id
         if group.phase is Phase.EVICTED:
-            self._wrong(5, f"group {name!r} is evicted again; the first time was event {group.left_seq}", name)
+            self._wrong(
+                5, f"group {name!r} is evicted again; the first time was event {group.left_seq}", name, group.left_seq
+            )
             return
         if group.phase in IN_FLIGHT:
-            self._wrong(1, f"group {name!r} is evicted while it is {group.phase}", name)
+            self._wrong(1, f"group {name!r} is evicted while it is {group.phase}", name, group.open_seq)
         elif group.phase not in TERMINAL:
             text = f"group {name!r} is evicted although it was {_past(group.phase)} with batch {group.batch}"
-            self._wrong(4, text, name)
+            self._wrong(4, text, name, group.sampled_seq, group.left_seq)
         if group.partition != ev.TRAIN:
-            self._wrong(8, f"group {name!r} of partition {group.partition!r} is evicted", name)
+            self._wrong(8, f"group {name!r} of partition {group.partition!r} is evicted", name, group.submitted_seq)
         self._check_credit(event)
         self._check_eviction_lag(group, event)
         window = self._window(group.partition)
@@ -398,7 +462,7 @@ class Checker:
             window[f"evicted/stale with lag {event.lag}"] += 1
         if event.shared_value is not None:
             window[_filtered(event.shared_value)] += 1
-        self._owed.extend([(name, group.needed)] * event.credit)
+        self._owed.extend([(name, group.needed, self._seq)] * event.credit)
         self._lift(group)
         group.left_seq = self._seq
         group.attempts, group.outcomes = [], []
@@ -415,12 +479,15 @@ class Checker:
             text = (
                 f"evicting group {name!r} earns {event.credit} refills; {why} in {self._rules.mode} mode earns {most}"
             )
-            self._wrong(5, text, name)
+            # In the other mode a group without variance would have earned this.
+            mode_decides = "zero_variance" in reasons and event.credit == 2
+            self._wrong(5, text, name, self._rules_seq if mode_decides else 0)
 
     def _check_eviction_lag(self, group: Tracked, event: ev.GroupEvicted) -> None:
         name, lag = group.group_id, self._lag(group)
         if event.lag != lag:
-            self._wrong(11, f"group {name!r} is evicted with lag {event.lag}, and its lag is {lag}", name)
+            text = f"group {name!r} is evicted with lag {event.lag}, and its lag is {lag}"
+            self._wrong(11, text, name, *self._lag_seqs(group))
         abandoned = name in self._abandoned
         self._abandoned.discard(name)
         if "stale" not in event.reasons or abandoned or self._rules.has_own_selection:
@@ -428,23 +495,26 @@ class Checker:
             return
         bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None
         if bound is None:
-            self._wrong(6, f"group {name!r} is evicted as stale under rules that drop nothing for its lag", name)
+            text = f"group {name!r} is evicted as stale under rules that drop nothing for its lag"
+            self._wrong(6, text, name, self._rules_seq)
         elif lag <= bound:
-            self._wrong(6, f"group {name!r} is evicted as stale with lag {lag}, and lag_max {bound} is kept", name)
+            text = f"group {name!r} is evicted as stale with lag {lag}, and lag_max {bound} is kept"
+            self._wrong(6, text, name, self._rules_seq)
 
     def _requeued(self, event: ev.GroupRequeued) -> None:
         group = self._known(event.group_id)
         if group is None:
             return
         if group.phase not in IN_FLIGHT and group.phase not in TERMINAL:
-            self._wrong(2, self._too_late(group, _kind(event)), group.group_id)
+            self._wrong(2, self._too_late(group, _kind(event)), group.group_id, group.left_seq)
             return
         if event.by_rule:
             self._check_requeue(group)
         self._lift(group)
-        group.begin([attempt + 1 for attempt in group.attempts])
-        first = group.counts_from
-        group.aged_from = first if group.rewound_to is None else min(first, group.rewound_to)
+        group.begin([attempt + 1 for attempt in group.attempts], self._seq)
+        group.aged_from, group.aged_seq = group.counts_from, group.submitted_seq
+        if group.rewound_to is not None and group.rewound_to < group.aged_from:
+            group.aged_from, group.aged_seq = group.rewound_to, group.rewound_seq
         self._place(group, Phase.PENDING)
 
     def _check_requeue(self, group: Tracked) -> None:
@@ -453,10 +523,12 @@ class Checker:
         group.rule_requeues += 1
         self._window(group.partition)["requeued"] += 1
         if group.phase is not Phase.FAILURE:
-            self._wrong(2, f"the rules start group {name!r} over while it is {group.phase}", name)
+            seq = group.open_seq if group.phase in IN_FLIGHT else group.left_seq
+            self._wrong(2, f"the rules start group {name!r} over while it is {group.phase}", name, seq)
         if group.rule_requeues > self._rules.requeues_max:
             text = f"the rules start group {name!r} over {group.rule_requeues} times, and requeues_max is "
-            self._wrong(2, f"{text}{self._rules.requeues_max}", name)
+            self._wrong(2, f"{text}{self._rules.requeues_max}", name, self._rules_seq, group.started_over_seq)
+        group.started_over_seq = self._seq
 
     def _starved(self, event: ev.DatasetStarved) -> None:
         self._window(ev.TRAIN)[f"starved/{event.dataset}"] += 1
@@ -464,9 +536,10 @@ class Checker:
     def _forfeited(self, event: ev.RefillForfeited) -> None:
         self._window(ev.TRAIN)["forfeited"] += event.count
         if event.count > len(self._owed):
-            self._wrong(5, f"{event.count} refills are forfeited, and {len(self._owed)} are owed")
+            earned = (self._owed[-1][2],) if self._owed else self._spent
+            self._wrong(5, f"{event.count} refills are forfeited, and {len(self._owed)} are owed", "", *earned)
         for _ in range(min(event.count, len(self._owed))):
-            self._owed.pop()
+            self._spent = (self._owed.pop()[2], self._seq)
 
     # Sessions ----------------------------------------------------------------------------------------
 
@@ -476,10 +549,16 @@ class Checker:
         if group is None:
             return None
         if group.phase not in IN_FLIGHT:
-            self._wrong(2, self._too_late(group, f"{_kind(event)} of session {event.session}"), group.group_id)
+            text = self._too_late(group, f"{_kind(event)} of session {event.session}")
+            self._wrong(2, text, group.group_id, group.left_seq)
             return None
-        # A session that the group doesn't have stops the replay, which says so.
-        return group if 0 <= event.session < group.size else None
+        if not 0 <= event.session < group.size:
+            # The replay stops at it, and says so.
+            self._builds_on = (group.submitted_seq,)
+            return None
+        self._builds_on = (group.last_seqs[event.session],)
+        group.last_seqs[event.session] = self._seq
+        return group
 
     def _session_started(self, event: ev.SessionStarted) -> None:
         group = self._in_session(event)
@@ -494,7 +573,7 @@ class Checker:
     def _session_finished(self, event: ev.SessionFinished) -> None:
         group = self._in_session(event)
         if group is not None:
-            group.take_rows(event.session, event.trajectories)
+            group.take_rows(event.session, event.trajectories, self._seq)
             self._settle(group, event, "finished")
 
     def _session_failed(self, event: ev.SessionFailed) -> None:
@@ -512,7 +591,7 @@ class Checker:
             # An attempt that is over already can't end the latest one.
             return
         group.outcomes[event.session] = outcome
-        if not group.unsettled:
+        if "" not in group.outcomes:
             self._must_end = group.group_id
 
     def _fenced(self, event: ev.ResultFenced) -> None:
@@ -523,13 +602,25 @@ class Checker:
     # Batches -----------------------------------------------------------------------------------------
 
     def _requested(self, event: ev.BatchRequested) -> None:
+        self._builds_on = (next(reversed(self._request_seqs.values()), 0),)
         self._requests[event.request] = event
+        self._request_seqs[event.request] = self._seq
 
     def _request_cancelled(self, event: ev.BatchRequestCancelled) -> None:
-        self._requests.pop(event.request, None)
+        self._close_request(event.request)
+
+    def _close_request(self, number: int) -> None:
+        self._builds_on = (self._request_seqs.get(number, 0),)
+        if self._requests.pop(number, None) is not None:
+            self._request_seqs[number] = self._seq
 
     def _sampled(self, event: ev.BatchSampled) -> None:
-        self._requests.pop(event.request, None)
+        if event.request in self._requests:
+            self._builds_on = (next(reversed(self._batch_seqs.values()), 0),)
+            self._requests.pop(event.request)
+            self._request_seqs[event.request] = self._seq
+        else:
+            self._builds_on = (self._request_seqs.get(event.request, 0),)
         self._reported[event.batch] = self._check_window(event.partition)
         if event.partition == ev.TRAIN:
             self._check_wait(event)
@@ -538,42 +629,30 @@ class Checker:
         for group_id, lag in zip(event.group_ids, event.lags, strict=False):
             group = self._known(group_id)
             if group is not None:
-                self._check_sampled(group, event)
+                for text, seqs in wrong_taking(group, event):
+                    self._wrong(4, text, group_id, *seqs)
                 self._check_sampled_lag(group, event, lag)
                 self._lift(group)
-                group.batch, group.sampled_lag, group.left_seq = event.batch, lag, self._seq
+                group.batch, group.sampled_lag = event.batch, lag
+                group.sampled_seq = group.left_seq = self._seq
                 self._place(group, Phase.SAMPLED)
         self._batches[event.batch] = event
-
-    def _check_sampled(self, group: Tracked, event: ev.BatchSampled) -> None:
-        name = group.group_id
-        whom = f"batch {event.batch} takes group {name!r}"
-        if group.phase in IN_FLIGHT:
-            self._wrong(4, f"{whom}, which is {group.phase}: sessions {group.unsettled} have not ended", name)
-        elif group.phase is Phase.EVICTED:
-            self._wrong(4, f"{whom}, which was evicted at event {group.left_seq}", name)
-        elif group.phase is Phase.SAMPLED:
-            self._wrong(4, f"{whom}, which batch {group.batch} holds since event {group.left_seq}", name)
-        elif group.phase is Phase.COMMITTED:
-            self._wrong(4, f"{whom}, which was committed with batch {group.batch} at event {group.left_seq}", name)
-        elif not group.is_ready:
-            self._wrong(4, f"{whom}, which has no trajectory", name)
-        if group.partition != event.partition:
-            self._wrong(4, f"{whom} of partition {group.partition!r} for partition {event.partition!r}", name)
+        self._batch_seqs[event.batch] = self._seq
 
     def _check_sampled_lag(self, group: Tracked, event: ev.BatchSampled, lag: int) -> None:
         name, counted = group.group_id, self._lag(group)
         if lag != counted:
             text = f"batch {event.batch} gives group {name!r} with lag {lag}, and its lag is {counted}"
-            self._wrong(11, text, name)
+            self._wrong(11, text, name, *self._lag_seqs(group))
         if event.partition != ev.TRAIN:
             return
         if self._rules.targets_versions and group.counts_from != event.weight_version:
             text = f"batch {event.batch} of version {event.weight_version} takes group {name!r}, which is made for "
-            self._wrong(6, f"{text}version {group.counts_from}", name)
+            self._wrong(6, f"{text}version {group.counts_from}", name, group.submitted_seq)
         bound = self._rules.lag_bound(group.dataset) if self._rules.drops_stale else None
         if bound is not None and lag > bound:
-            self._wrong(6, f"batch {event.batch} takes group {name!r} with lag {lag}, past lag_max {bound}", name)
+            text = f"batch {event.batch} takes group {name!r} with lag {lag}, past lag_max {bound}"
+            self._wrong(6, text, name, self._rules_seq)
 
     def _check_wait(self, event: ev.BatchSampled) -> None:
         """With `wait`, no batch is given out while a group in flight is at its bound."""
@@ -594,6 +673,7 @@ class Checker:
                 f"batch {event.batch} is sampled while group {oldest.group_id!r} in flight has lag "
                 f"{self._lag(oldest)}, and at lag_max {bound} sampling waits",
                 oldest.group_id,
+                *self._lag_seqs(oldest),
             )
 
     def _check_window(self, partition: ev.Partition) -> Counter[str]:
@@ -637,7 +717,9 @@ class Checker:
     def _out(self, number: int, done: str) -> ev.BatchSampled | None:
         batch = self._batches.pop(number, None)
         if batch is None:
-            self._wrong(4, f"batch {number} is {done}, and no such batch is out")
+            self._wrong(4, f"batch {number} is {done}, and no such batch is out", "", self._batch_seqs.get(number, 0))
+        else:
+            self._batch_seqs[number] = self._seq
         return batch
 
     def _of_batch(self, batch: ev.BatchSampled, phase: Phase) -> list[Tracked]:
@@ -657,9 +739,19 @@ _WITHIN: Final = frozenset({ev.SessionStarted, ev.SessionFinished, ev.SessionFai
 """Events after which a group may be in the same phase as before. A book that moved it all the same is found out at the
 next event that moves one."""
 
+_OF_ONE_GROUP: Final = frozenset(
+    {ev.GroupSubmitted, ev.GroupFinished, ev.GroupFailed, ev.GroupEvicted, ev.GroupRequeued}
+)
+"""Events after which only the phases that their group comes from and goes to are compared, beside the totals. All of
+them are after the others, of which some come with each batch."""
+
 
 def _kind(event: ev.AnyEvent) -> str:
     return type(event).__name__
+
+
+def _miscounted(name: str, totals: Counter[str], count: int) -> str:
+    return f"the book counts {totals[name]} {name} groups, the events make it {count}"
 
 
 def _past(phase: Phase) -> str:

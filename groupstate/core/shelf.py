@@ -94,6 +94,15 @@ class Shelf:
             if group.kept_lag is None:
                 self.aging.remove(group)
 
+    def move(self, before: Group, after: Group) -> None:
+        """A group has come to another phase. Most that are in flight go on so, at the same place of its order."""
+        if after.phase in IN_FLIGHT and before.phase in IN_FLIGHT and before.aged_from == after.aged_from:
+            del self.phases[before.phase][before.group_id]
+            self.phases[after.phase][after.group_id] = None
+        else:
+            self.remove(before)
+            self.add(after)
+
     def fill(self, phases: Mapping[Phase, Sequence[Group]]) -> None:
         """Take in all groups of an empty shelf at once, each phase in the order in which they came to it."""
         ready = []

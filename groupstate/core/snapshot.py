@@ -16,7 +16,7 @@ import msgspec
 
 from groupstate.core.book import Book
 from groupstate.core.events import SourceOpened
-from groupstate.core.group import Group
+from groupstate.core.group import Group, without_yield
 from groupstate.core.held import Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase
 from groupstate.core.shelf import Shelf
@@ -85,6 +85,13 @@ class Capture:
     departed_ids: Sequence[str]
     departed_phases: bytes
     """One byte for each id: the place of its last phase in `Phase`."""
+    live: bool = False
+    """Finished groups are kept without what their sessions yielded."""
+
+    def told(self, groups: Sequence[Group], start: int = 0, stop: int | None = None) -> list[Group]:
+        """Some of the groups, as they are kept."""
+        some = islice(groups, start, stop)
+        return list(map(without_yield, some)) if self.live else list(some)
 
 
 class _Version(msgspec.Struct):
@@ -102,8 +109,24 @@ class Left(msgspec.Struct, array_like=True):
 
 def capture(book: Book) -> Capture:
     """The book as it is now. Costs a copy of its lists, not of what is in them."""
+    return Capture(
+        _state(book, list(book._committed_at)),
+        list(book.groups.values()),
+        list(book.aside.values()),
+        list(book.departed),
+        bytes(_PHASES.index(phase) for phase in book.departed.values()),
+    )
+
+
+def capture_live(book: Book) -> Capture:
+    """The same for looking alone: without the groups that have left, neither those that a mark could bring back nor the
+    ids of the others, and without what the sessions of finished groups yielded. Its size follows what is live."""
+    return Capture(_state(book, []), list(book.groups.values()), [], [], b"", live=True)
+
+
+def _state(book: Book, committed_at: list[tuple[int, str]]) -> BookState:
     places = {group_id: place for place, group_id in enumerate(book.groups)}
-    state = BookState(
+    return BookState(
         run_id=book.run_id,
         started_at_ns=book.started_at_ns,
         openings=book.openings,
@@ -134,18 +157,11 @@ def capture(book: Book) -> Capture:
         datasets={name: dict(counts) for name, counts in book.datasets.items()},
         uses={name: attrs.evolve(use) for name, use in book.uses.items()},
         targets=dict(book.targets),
-        committed_at=list(book._committed_at),
+        committed_at=committed_at,
         phases={
             partition: {str(phase): [places[g] for g in ids] for phase, ids in shelf.phases.items() if ids}
             for partition, shelf in book._shelves.items()
         },
-    )
-    return Capture(
-        state,
-        list(book.groups.values()),
-        list(book.aside.values()),
-        list(book.departed),
-        bytes(_PHASES.index(phase) for phase in book.departed.values()),
     )
 
 
@@ -173,7 +189,8 @@ def restore(taken: Capture) -> Book:
         "marks",
     ):
         setattr(book, name, getattr(state, name))
-    book.groups = {group.group_id: group for group in taken.groups}
+    groups = taken.told(taken.groups)
+    book.groups = {group.group_id: group for group in groups}
     book.aside = {group.group_id: group for group in taken.aside}
     book.departed = _departed(taken.departed_ids, taken.departed_phases)
     book.requests = {request.request: request for request in state.requests}
@@ -188,7 +205,7 @@ def restore(taken: Capture) -> Book:
     book.targets = Counter(state.targets)
     book._committed_at = deque(state.committed_at)
     for partition, phases in state.phases.items():
-        book._shelves[partition] = _shelf(book._classes, taken.groups, phases)
+        book._shelves[partition] = _shelf(book._classes, groups, phases)
     return book
 
 
@@ -241,7 +258,7 @@ def encoded(taken: Capture) -> Iterator[tuple[int, bytes]]:
     yield STATE, _ENCODER.encode(taken.state)
     for kind, groups in ((GROUPS, taken.groups), (ASIDE, taken.aside)):
         for start in range(0, len(groups), GROUPS_PER_PART):
-            yield kind, _ENCODER.encode(list(islice(groups, start, start + GROUPS_PER_PART)))
+            yield kind, _ENCODER.encode(taken.told(groups, start, start + GROUPS_PER_PART))
     for start in range(0, len(taken.departed_ids), IDS_PER_PART):
         stop = start + IDS_PER_PART
         part = Left(list(taken.departed_ids[start:stop]), taken.departed_phases[start:stop])

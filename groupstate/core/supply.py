@@ -23,8 +23,10 @@ NO_LIMIT = 2**62
 
 def draining(book: Book, rules: Rules) -> bool:
     """Sync mode with a filter: the demand is met, so nothing more is dispatched."""
+    if not rules.drains:
+        return False
     waiting = book.waiting()
-    return rules.drains and bool(waiting) and book.ready_count() >= waiting[0].size
+    return bool(waiting) and book.ready_count() >= waiting[0].size
 
 
 # Refills ---------------------------------------------------------------------------------------------
@@ -48,7 +50,7 @@ def forfeits(book: Book, rules: Rules) -> tuple[int, str] | None:
 
 def refills_now(book: Book, rules: Rules) -> int:
     """How many refills to submit now; what is owed beyond that waits for a place, or for a whole multiple."""
-    if rules.drains and (not book.waiting() or draining(book, rules)):
+    if not book.credits or (rules.drains and (not book.waiting() or draining(book, rules))):
         return 0
     count = max(0, min(len(book.credits), refill_room(book, rules), generation_left(book, rules)))
     return count - count % rules.refill_multiple
@@ -91,7 +93,8 @@ def shortage(book: Book, rules: Rules) -> int:
 
     It goes past what admission would let start, or they would wait for ever, but never past the bound of groups in
     flight."""
-    return short_of(book, rules, sum(request.size for request in book.waiting()))
+    wanted = sum(request.size for request in book.waiting())
+    return short_of(book, rules, wanted) if wanted else 0
 
 
 def short_of(book: Book, rules: Rules, wanted: int) -> int:

@@ -1,9 +1,13 @@
 """A group as the checker of invariants knows it: from its events alone, and not by way of a `Group`."""
 
+from typing import Final
+
 import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.phases import TERMINAL, Phase
+
+TOKEN_BASES: Final = ("first_token", "oldest_token", "newest_token")
 
 
 @attrs.define(eq=False)
@@ -43,8 +47,24 @@ class Tracked:
     """The mark's version, where the run went back to one that the group was too new for."""
     starts: dict[int, int | None] = attrs.field(factory=dict)
     """Version of the first token per session, where it was known at the start."""
+    begun_seq: int = 0
+    """Its submission, or the last event that started it over."""
+    last_seqs: list[int] = attrs.field(factory=list)
+    """The last event of each session since then; that event where a session has had none."""
+    version_seqs: dict[str, int] = attrs.field(factory=dict)
+    """By basis the event with the version that it names."""
+    aged_seq: int = 0
+    """The event that `aged_from` is known from."""
+    rewound_seq: int = 0
+    """The event with which the run went back to `rewound_to`."""
+    sampled_seq: int = 0
+    """The last event that put it into a batch."""
+    started_over_seq: int = 0
+    """The last event in which the rules started it over."""
 
-    def begin(self, attempts: list[int]) -> None:
+    def begin(self, attempts: list[int], seq: int) -> None:
+        self.begun_seq, self.last_seqs = seq, [seq] * self.size
+        self.version_seqs = {}
         self.attempts = attempts
         self.outcomes = [""] * self.size
         self.rows = 0
@@ -71,7 +91,13 @@ class Tracked:
     def is_ready(self) -> bool:
         return self.phase in TERMINAL and (self.rows > 0 or self.partition == ev.VALIDATION or self.kept_empty)
 
-    def take_rows(self, session: int, rows: tuple[ev.TrajectoryRecord, ...]) -> None:
+    @property
+    def open_seq(self) -> int:
+        """The last event of the first session that hasn't ended; where all have, the last of them all."""
+        unsettled = self.unsettled
+        return self.last_seqs[unsettled[0]] if unsettled else max(self.last_seqs, default=self.begun_seq)
+
+    def take_rows(self, session: int, rows: tuple[ev.TrajectoryRecord, ...], seq: int) -> None:
         """Count a session's rows, and the versions of its tokens: without spans the one known at its start."""
         self.rows += len(rows)
         versions = [span.weight_version for row in rows for span in row.spans]
@@ -79,22 +105,23 @@ class Tracked:
         if rows and not versions and started is not None:
             versions = [started]
         if versions:
+            known = (self.first_version, self.oldest_version, self.newest_version)
             self.first_version = _least(self.first_version, versions[0])
             self.oldest_version = _least(self.oldest_version, min(versions))
             self.newest_version = max(
                 max(versions), versions[0] if self.newest_version is None else self.newest_version
             )
+            new = (self.first_version, self.oldest_version, self.newest_version)
+            self.version_seqs.update(
+                {basis: seq for basis, was, now in zip(TOKEN_BASES, known, new, strict=True) if was != now}
+            )
 
     def age(self, basis: str) -> None:
         """Count the lag from what the rules' basis says, now that the group has ended."""
-        by_basis = {
-            "first_token": self.first_version,
-            "oldest_token": self.oldest_version,
-            "newest_token": self.newest_version,
-        }
-        version = by_basis.get(basis)
+        versions = (self.first_version, self.oldest_version, self.newest_version)
+        version = dict(zip(TOKEN_BASES, versions, strict=True)).get(basis)
         if version is not None:
-            self.aged_from = version
+            self.aged_from, self.aged_seq = version, self.version_seqs[basis]
 
 
 def _least(known: int | None, value: int) -> int:

@@ -22,6 +22,10 @@ TOKEN_ID_MAX = 2**31 - 1
 WEIGHT_VERSION_MAX = 2**63 - 1
 """Weight versions are kept as 64-bit integers."""
 
+_NONE: tuple[()] = ()
+"""What a trajectory has by default in place of tokens and the like: there is only one such object, so that nobody
+needs to look further."""
+
 SHOWN_CHARS_MAX = 80
 """Length at which a value is cut in an error's text."""
 
@@ -83,7 +87,7 @@ def checked(result: Any, *, session: int, group_id: str) -> tuple[Trajectory, ..
     for index, row in enumerate(rows):
         if not isinstance(row, Trajectory):
             raise UnusableResult(f"{who} returned {type(row).__name__} at index {index}; it must be a Trajectory")
-    return tuple(_admitted(row, f"trajectory {index} of {who}") for index, row in enumerate(rows))
+    return tuple([_admitted(row, f"trajectory {index} of {who}") for index, row in enumerate(rows)])
 
 
 def _admitted(row: Trajectory, who: str) -> Trajectory:
@@ -140,7 +144,7 @@ def _plain(row: Trajectory, who: str) -> Trajectory:
 
 
 def _metrics(row: Trajectory, who: str) -> dict[str, float]:
-    if not isinstance(row.metrics, Mapping):
+    if type(row.metrics) is not dict and not isinstance(row.metrics, Mapping):
         raise UnusableResult(f"{who} has metrics of type {type(row.metrics).__name__}; it must be a dict of numbers")
     named = dict(row.metrics) if row.reward is None else {**row.metrics, "reward": row.reward}
     return {_name(name, who): _metric(name, value, who) for name, value in named.items()}
@@ -149,12 +153,14 @@ def _metrics(row: Trajectory, who: str) -> dict[str, float]:
 def _name(name: Any, who: str) -> str:
     if not isinstance(name, str):
         raise UnusableResult(f"{who} has a metric named {name!r}; names are strings")
-    if not _is_unicode(name):
+    if not (name.isascii() or _is_unicode(name)):
         raise UnusableResult(f"{who} has a metric named {name!r}; half a surrogate pair can't be stored")
     return name
 
 
 def _metric(name: str, value: Any, who: str) -> float:
+    if type(value) is float and math.isfinite(value):
+        return value
     if isinstance(value, (str, bytes, bytearray)):
         raise UnusableResult(f"{who} has {name} = {_shown(value)}; it must be a number")
     try:
@@ -169,6 +175,8 @@ def _metric(name: str, value: Any, who: str) -> float:
 
 
 def _tokens(field: str, ids: Any, who: str) -> tuple[int, ...]:
+    if ids is _NONE:
+        return ()
     try:
         numbers = tuple(array.array("i", _items(ids)))
     except (TypeError, ValueError, OverflowError):
@@ -189,6 +197,8 @@ def _is_token(token: Any) -> bool:
 
 
 def _log_probs(values: Any, length: int, who: str) -> tuple[float, ...]:
+    if values is _NONE:
+        return ()
     try:
         numbers = tuple(array.array("f", _items(values)))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -205,6 +215,8 @@ def _log_probs(values: Any, length: int, who: str) -> tuple[float, ...]:
 
 
 def _spans(spans: Any, length: int, who: str) -> tuple[VersionSpan, ...]:
+    if spans is _NONE:
+        return ()
     found = []
     for span in _iterable(spans, f"{who}: spans"):
         if not isinstance(span, VersionSpan) or not _is_version(span.weight_version):
@@ -219,6 +231,8 @@ def _is_version(value: Any) -> bool:
 
 
 def _ranges(ranges: Any, length: int, who: str) -> tuple[tuple[int, int], ...]:
+    if ranges is _NONE:
+        return ()
     found, end = [], 0
     for item in _iterable(ranges, who):
         try:
@@ -241,6 +255,8 @@ def _text(text: Any, who: str) -> str:
 
 
 def _info(info: Any, who: str) -> dict[str, Any]:
+    if type(info) is dict and not info:
+        return {}
     if not isinstance(info, Mapping) or not all(isinstance(key, str) for key in info):
         raise UnusableResult(f"{who} has info = {_shown(info)}; it must be a dict whose keys are strings")
     return dict(info)
@@ -324,9 +340,9 @@ def payload_of(rows: Sequence[Trajectory], who: str) -> bytes | None:
         return None
     wires = [
         _Wire(
-            array.array("i", row.prompt_ids).tobytes(),
-            array.array("i", row.response_ids).tobytes(),
-            array.array("f", row.log_probs).tobytes(),
+            _packed("i", row.prompt_ids),
+            _packed("i", row.response_ids),
+            _packed("f", row.log_probs),
             row.text,
             dict(row.info),
         )
@@ -362,6 +378,10 @@ def restored(records: Sequence[TrajectoryRecord], payload: bytes | None) -> tupl
         )
         for record, wire in zip(records, wires, strict=True)
     )
+
+
+def _packed(code: str, numbers: Sequence[float]) -> bytes:
+    return array.array(code, numbers).tobytes() if numbers else b""
 
 
 def _numbers(code: str, data: bytes) -> "array.array[Any]":

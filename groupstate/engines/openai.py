@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -37,6 +36,7 @@ from groupstate.engines.http.dialects import DIALECTS, Ask, DialectName
 from groupstate.engines.http.fleet import Fleet, Publish, ReplicaView, replicas_of
 from groupstate.engines.http.routing import Replica
 from groupstate.engines.http.rows import Row
+from groupstate.engines.http.urls import checked_urls
 from groupstate.engines.http.weights import Checkpoints, Given
 from groupstate.engines.port import (
     FinishReason,
@@ -143,7 +143,7 @@ class OpenAIEngine:
         self._closed = False
         self._home = Home()
         self._fleet = Fleet(
-            replicas_of(_checked_urls(urls), api_key),
+            replicas_of(checked_urls(urls), api_key),
             self._dialect,
             model=None if model is None else string("model", model, error=EngineError),
             version=weight_version,
@@ -343,7 +343,7 @@ class OpenAIEngine:
             pause_s = min(stream.retry_after_s or 0.0, BUSY_S_MAX)
             self._fleet.failed(replica, answer.words, pause_s=max(pause_s, replica.pause_s))
             self._be_patient(row, what)
-        elif answer.status >= 500:
+        elif answer.status >= 500 or answer.late:
             self._fleet.failed(replica, answer.words)
             raise EngineUnavailable(what)
         elif answer.status >= 400 and not answer.missing and answer.status != 401:
@@ -569,33 +569,3 @@ def _is_frozen(row: Row) -> bool:
 def _so_far(row: Row) -> str:
     count = len(row.token_ids) + (len(row.piece.token_ids) if row.piece is not None else 0)
     return f"after {count} tokens of request {row.request.id}"
-
-
-def _checked_urls(urls: str | Sequence[str]) -> list[str]:
-    """Without what the API's paths begin with.
-
-    Raises:
-        EngineError: none, one that is no URL, or one twice.
-    """
-    if not isinstance(urls, str | Sequence) or isinstance(urls, bytes):
-        raise EngineError(f"urls is {shown(urls)}; it must be a URL, as http://host:8000, or a list of such")
-    given = [urls] if isinstance(urls, str) else urls
-    bases = [string("a URL", url, error=EngineError).rstrip("/").removesuffix("/v1") for url in given]
-    for url, base in zip(given, bases, strict=True):
-        if not _is_url(base):
-            raise EngineError(f"{url!r} is no URL of a server; it must be as http://host:8000")
-        if bases.count(base) > 1:
-            raise EngineError(f"{base} is given twice; give each server once")
-    if not bases:
-        raise EngineError("no server is given; urls must have at least one")
-    return bases
-
-
-def _is_url(base: str) -> bool:
-    try:
-        parts = urlsplit(base)
-        port = parts.port
-    except ValueError:
-        return False
-    plain = not (parts.query or parts.fragment) and base.isascii() and not any(map(str.isspace, base))
-    return plain and parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0

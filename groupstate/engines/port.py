@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import msgspec
@@ -100,27 +100,43 @@ class Request:
     text: str = attrs.field(default="", kw_only=True, validator=_need_text)
     """The prompt as text, for an engine without a tokenizer that takes texts (`takes_text`); then there are no
     `prompt_ids`."""
-    id: str = attrs.field(factory=lambda: f"r{next(_numbers)}", init=False)
+    id: str = attrs.field(factory=lambda: f"r{next(_numbers)}", init=False, on_setattr=attrs.setters.frozen)
     used: bool = attrs.field(default=False, init=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is another request, with an id of its own."""
+        return _made, (type(self), self.prompt_ids, self.params, self.affinity, self.text)
+
+
+def _made(kind: type[Request], prompt_ids: Sequence[int], params: SamplingParams, affinity: str, text: str) -> Request:
+    return kind(prompt_ids, params, affinity=affinity, text=text)
 
 
 @attrs.define(eq=False)
 class Home:
     """The event loop that an engine lives in: its locks and connections are of that one."""
 
-    _loop: asyncio.AbstractEventLoop | None = None
+    moves: bool = True
+    """Whether the engine can go on in another loop once its own has ended."""
+    _loop: asyncio.AbstractEventLoop | None = attrs.field(default=None, init=False)
 
     def need(self, engine: str) -> None:
         """
         Raises:
-            EngineError: this is another loop, and the engine's own runs.
+            EngineError: this is another loop, and the engine's own runs, or is the only one it can live in.
         """
         loop = asyncio.get_running_loop()
-        if self._loop is not None and self._loop is not loop and self._loop.is_running():
-            raise EngineError(
-                f"the engine {engine!r} is used from two event loops at once; await it where it was used first, from a "
-                "thread by asyncio.run_coroutine_threadsafe(..., loop)"
-            )
+        if self._loop is not None and self._loop is not loop:
+            if self._loop.is_running():
+                raise EngineError(
+                    f"the engine {engine!r} is used from two event loops at once; await it where it was used first, "
+                    "from a thread by asyncio.run_coroutine_threadsafe(..., loop)"
+                )
+            if not self.moves:
+                raise EngineError(
+                    f"the engine {engine!r} can't go on in another event loop than the one it was used in first, which "
+                    "has ended; make it, use it and close it within one asyncio.run"
+                )
         self._loop = loop
 
 
@@ -258,4 +274,17 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """End the engine; requests under way fail with `EngineError`. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """What an engine has too that hears of its own crash while nobody asks anything of it."""
+
+    async def died(self) -> None:
+        """Wait until the engine has crashed, which may be for ever. To be closed is no crash.
+
+        Raises:
+            EngineDied: it has.
+        """
         ...

@@ -14,6 +14,7 @@ import attrs
 
 from groupstate.core.arguments import seconds, shown
 from groupstate.core.events import VersionSpan
+from groupstate.engines.death import Death
 from groupstate.engines.given import (
     need_count_or_none,
     need_in_flight,
@@ -110,6 +111,7 @@ class ScriptedEngine:
         """Set, and replaced, whenever somebody's wait may be over."""
         self._publishing_count = 0
         self._end: Exception | None = None
+        self._death = Death()
         self._closed = False
         self._home = Home()
 
@@ -189,10 +191,15 @@ class ScriptedEngine:
         self._interrupt()
         await anyio.lowlevel.checkpoint()
 
+    async def died(self) -> None:
+        await self._death.wait()
+        self._check_alive()
+
     def die(self, error: Exception) -> None:
         """Fail every request under way, and all to come, as a crash of the engine would."""
         self._end = error
         self._interrupt()
+        self._death.happen()
 
     async def _enter(self, call: str) -> None:
         self._check_alive()

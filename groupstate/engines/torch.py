@@ -22,6 +22,7 @@ from torch import Tensor
 from groupstate.core.arguments import integer, shown
 from groupstate.core.events import VersionSpan
 from groupstate.engines.checkpoint import plain_tensor
+from groupstate.engines.death import Death
 from groupstate.engines.given import (
     checked_prompt,
     need_count,
@@ -146,6 +147,7 @@ class TorchEngine:
         self._pausing: list[asyncio.Future[None]] = []
         """Who waits for the worker to stand still, or to have given its memory back."""
         self._end: BaseException | None = None
+        self._death = Death()
         self._closed = False
 
     @property
@@ -245,6 +247,10 @@ class TorchEngine:
         if self._thread.ident is not None:
             await carried(anyio.to_thread.run_sync(self._thread.join))
 
+    async def died(self) -> None:
+        await self._death.wait()
+        self._check_alive()
+
     # The loop's side -------------------------------------------------------------------------------
 
     def _check_alive(self) -> None:
@@ -329,6 +335,7 @@ class TorchEngine:
                 self._end = error
                 outcomes = self._take_pending(f"the engine died: {type(error).__name__}: {error}", error)
             _post(outcomes)
+            self._death.happen()
 
     def _turn(self, batch: SlotBatch[_Row]) -> bool:
         """One change of the batch and one step of it; False when the engine closes."""

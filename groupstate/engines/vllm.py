@@ -8,22 +8,20 @@ Rule 3: nobody waits for a dead engine. vLLM fails its requests itself; other ca
 """
 
 import asyncio
-import dataclasses
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import anyio
 import anyio.to_thread
 import attrs
-import msgspec
 
 from groupstate.core.arguments import shown
 from groupstate.core.events import VersionSpan
-from groupstate.core.near import near
-from groupstate.engines.checkpoint import Checkpoint, WeightFiles, model_folder
+from groupstate.engines.checkpoint import Checkpoint, WeightFiles
+from groupstate.engines.death import Death
 from groupstate.engines.given import checked_prompt, need_in_flight, need_request, need_tokenizer, need_version
+from groupstate.engines.orphans import Guard
 from groupstate.engines.port import (
     FinishReason,
     Generation,
@@ -38,7 +36,7 @@ from groupstate.engines.port import (
 )
 from groupstate.engines.tasks import carried, guarded
 from groupstate.engines.tokenizer import TransformersTokenizer
-from groupstate.errors import EngineDied, EngineError, EngineUnavailable, MissingExtra, RequestRefused
+from groupstate.errors import EngineDied, EngineError, EngineUnavailable, MissingExtra
 
 try:
     import vllm
@@ -47,22 +45,21 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtra("the engine 'vllm'", "vllm", "vllm") from error
 
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-# fmt: off
-OURS = {
-    "temperature", "top_p", "max_tokens", "stop_token_ids", "seed",
-    "n", "logprobs", "flat_logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids",
-    "prompt_logprob_start", "detokenize", "output_kind", "output_text_buffer_length", "skip_clone", "stream_interval",
-}
-# fmt: on
-"""Sampling parameters of vLLM that can't stand in `extra`: fields of their own, or what an answer is read from."""
+from groupstate.engines.vllm_params import refusal, vllm_params
+from groupstate.engines.vllm_start import (
+    exit_codes,
+    folder_of_model,
+    need_sleep_level,
+    need_usable,
+    process_ids,
+    started,
+    words,
+)
 
 FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
 
@@ -104,16 +101,17 @@ class VllmEngine:
             EngineError: settings that can't be, or a vLLM that lacks what this needs.
         """
         self._in_flight = need_in_flight(in_flight)
-        self._sleep_level = _need_sleep_level(sleep_level)
-        _need_usable(llm)
+        self._sleep_level = need_sleep_level(sleep_level)
+        need_usable(llm)
         self.llm = llm
         self.tokenizer = need_tokenizer(tokenizer)
         if tokenizer is None and llm.tokenizer is not None:
             self.tokenizer = TransformersTokenizer(llm.tokenizer)
-        self._files = WeightFiles(lambda: _model_folder(llm), scratch)
+        self._files = WeightFiles(lambda: folder_of_model(llm), scratch)
         self._weight_version = need_version(weight_version)
         self._is_own = False
         """Whether it was started here, and ends here."""
+        self._guard: Guard | None = None
         self._is_labelled = False
         """Whether vLLM knows the first weight version."""
         self._state: State = "generating"
@@ -129,8 +127,9 @@ class VllmEngine:
         self._changed = anyio.Event()
         """Set, and replaced, whenever somebody's wait may be over."""
         self._closed = False
-        self._home = Home()
+        self._home = Home(moves=False)  # vLLM would say that it had died.
         self._end: Exception | None = None
+        self._death_seen = Death()
 
     @classmethod
     async def start(
@@ -154,10 +153,10 @@ class VllmEngine:
         """
         need_in_flight(in_flight)
         need_version(weight_version)
-        _need_sleep_level(sleep_level)
+        need_sleep_level(sleep_level)
         if not isinstance(model, str | os.PathLike):
             raise EngineError(f"model is {shown(model)}; it must be a folder, or a name that vLLM knows")
-        llm = _start(os.fspath(model), engine_args)
+        llm = started(os.fspath(model), engine_args)
         try:
             engine = cls(
                 llm, in_flight=in_flight, weight_version=weight_version, sleep_level=sleep_level, scratch=scratch
@@ -165,7 +164,10 @@ class VllmEngine:
         except BaseException:
             llm.shutdown()
             raise
+        engine._home.need("vllm")
         engine._is_own = True
+        # A signal that nobody handles ends this process, and would leave vLLM's with all its memory.
+        engine._guard = Guard.over(process_ids(llm))
         return engine
 
     @property
@@ -187,7 +189,7 @@ class VllmEngine:
         config = self.llm.model_config
         # vLLM doesn't look at the vocabulary, and one token out of range ends its process.
         prompt_ids = checked_prompt(request, context=config.max_model_len, vocabulary_size=config.get_vocab_size())
-        params = self._vllm_params(request, prompt_ids)
+        params = vllm_params(self.llm, request, prompt_ids)
         claim(request)
         row = self._rows[request.id] = _Row()
         try:
@@ -242,6 +244,7 @@ class VllmEngine:
             EngineError: misfit weights, or vLLM could not load them; the old ones stay in force.
             EngineDied: and vLLM could not load the old ones either.
         """
+        self._home.need("vllm")
         self._check_alive()
         weight_version = need_version(weight_version)
         scope = anyio.CancelScope()
@@ -271,6 +274,16 @@ class VllmEngine:
         self._release_rows()
         await carried(self._close())
 
+    async def died(self) -> None:
+        self._home.need("vllm")
+        self._output_handler().add_done_callback(self._note_end)
+        await self._death_seen.wait()
+        raise self._death()
+
+    def _note_end(self, handler: "asyncio.Task[Any]") -> None:
+        if not self._closed:
+            self._death_seen.happen()
+
     async def _close(self) -> None:
         while self._rows:
             await self._changed.wait()
@@ -279,45 +292,15 @@ class VllmEngine:
             if self.llm.output_handler is not None:
                 # While vLLM shuts down it would take the end of the process for a death, and log a traceback.
                 self.llm.output_handler.cancel()
-            await anyio.to_thread.run_sync(self.llm.shutdown)
+            await anyio.to_thread.run_sync(self._shut_down)
         self._files.close()
 
-    # Requests --------------------------------------------------------------------------------------
+    def _shut_down(self) -> None:
+        self.llm.shutdown()
+        if self._guard is not None:
+            self._guard.release()
 
-    def _vllm_params(self, request: Request, prompt_ids: Sequence[int]) -> vllm.SamplingParams:
-        params = request.params
-        if bad := sorted(name for name in params.extra if name in OURS or name.startswith("_")):
-            raise RequestRefused(
-                f"request {request.id} has {', '.join(map(repr, bad))} in extra; that is a field of SamplingParams, "
-                "or groupstate's to set"
-            )
-        if self.llm.tokenizer is None and (texts := sorted(params.extra.keys() & {"stop", "bad_words"})):
-            raise RequestRefused(f"request {request.id} has {texts[0]!r} in extra, which needs a vLLM with a tokenizer")
-        if params.seed is not None and (needed := _tokens_for_seeds(self.llm)):
-            raise RequestRefused(
-                f"request {request.id} has a seed, and on a CPU vLLM dies when it computes the prompt of such a "
-                f"request in parts; start it with max_num_batched_tokens={needed}, so that it never does, or leave "
-                "the seed out"
-            )
-        try:
-            made = vllm.SamplingParams(
-                temperature=params.temperature,
-                top_p=params.top_p,
-                max_tokens=min(params.max_tokens, self.llm.model_config.max_model_len - len(prompt_ids)),
-                stop_token_ids=list(params.stop_token_ids),
-                seed=params.seed_bits,  # It would take -1 for none.
-                logprobs=0,
-                flat_logprobs=True,
-                detokenize=bool(params.extra.get("stop")),
-                output_kind=RequestOutputKind.FINAL_ONLY,
-                skip_clone=True,
-                **params.extra,
-            )
-            if params.extra:
-                _need_readable(made)
-        except (TypeError, ValueError, VLLMClientError, msgspec.MsgspecError) as error:
-            raise self._refusal(request, error) from error
-        return made
+    # Requests --------------------------------------------------------------------------------------
 
     async def _output(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
         """What vLLM made of it; None if it never came there. In a task of its own, which nothing but the row's scope
@@ -389,11 +372,8 @@ class VllmEngine:
             return self._death()
         if isinstance(error, TypeError | ValueError | VLLMClientError):
             request.used = False  # It was looked at and not taken.
-            return self._refusal(request, error)
-        return EngineUnavailable(f"vLLM could not serve request {request.id}: {_text(error)}")
-
-    def _refusal(self, request: Request, error: Exception) -> RequestRefused:
-        return RequestRefused(f"vLLM refuses request {request.id}: {error}")
+            return refusal(request, error)
+        return EngineUnavailable(f"vLLM could not serve request {request.id}: {words(error)}")
 
     def _generation(self, request: Request, output: Any) -> Generation:
         if output.finish_reason not in FINISH_REASONS:
@@ -412,6 +392,7 @@ class VllmEngine:
     # State -----------------------------------------------------------------------------------------
 
     async def _go(self, call: str, work: Callable[[], Awaitable[Any]]) -> None:
+        self._home.need("vllm")
         self._check_alive()
         async with self._lock:
             self._check_alive()
@@ -505,6 +486,7 @@ class VllmEngine:
                     f"{self._weight_version} again ({again})"
                 )
                 self._release_rows()
+                self._death_seen.happen()
                 raise self._death() from again
             stays = f"version {self._weight_version} stays"
             raise EngineError(f"the weights of version {weight_version} can't be loaded; {stays}: {error}") from error
@@ -525,7 +507,7 @@ class VllmEngine:
             return EngineDied("the engine is closed")
         if self._end is not None:
             return EngineDied(f"the engine died: {self._end}")
-        return EngineDied(f"the engine died: {_text(self.llm.dead_error)}{_exit_codes(self.llm)}")
+        return EngineDied(f"the engine died: {words(self.llm.dead_error)}{exit_codes(self.llm)}")
 
     def _release_rows(self) -> None:
         """Let every request under way see that the engine has ended."""
@@ -557,66 +539,18 @@ class VllmEngine:
         if isinstance(failure, EngineError):
             raise failure
         if failure is not None:
-            raise EngineError(f"vLLM can't do it: {_text(failure)}") from failure
+            raise EngineError(f"vLLM can't do it: {words(failure)}") from failure
         return result
 
     async def _cancel_on_death(self, scope: anyio.CancelScope) -> None:
-        self.llm._run_output_handler()  # Does nothing where it runs, which it does unless vLLM was made without a loop.
-        await asyncio.wait([self.llm.output_handler])  # It passes on what vLLM says, and ends with vLLM.
+        await asyncio.wait([self._output_handler()])
         scope.cancel()
 
-
-def _need_readable(params: vllm.SamplingParams) -> None:
-    """As vLLM's process reads them, which checks what its constructor doesn't: on a value of another type it stops to
-    read for good, without a word, and every request waits for ever.
-
-    Raises:
-        TypeError, ValueError, MsgspecError: it can't.
-    """
-    MsgpackDecoder(vllm.SamplingParams).decode(MsgpackEncoder().encode(params))
-
-
-def _need_sleep_level(sleep_level: int) -> int:
-    if sleep_level not in (1, 2) or isinstance(sleep_level, bool):
-        raise EngineError(f"sleep_level is {shown(sleep_level)}; it must be 1 or 2")
-    return sleep_level
-
-
-def _need_usable(llm: AsyncLLM) -> None:
-    if not hasattr(llm, "update_weight_version"):
-        raise EngineError(f"vLLM {vllm.__version__} doesn't say which weights made a token; 0.32 and later do")
-    if (mode := llm.model_config.logprobs_mode) != "raw_logprobs":
-        raise EngineError(
-            f"vLLM has logprobs_mode {mode!r}; log-probabilities here are those before temperature and top-p, so it "
-            "must be 'raw_logprobs'"
-        )
-
-
-def _tokens_for_seeds(llm: AsyncLLM) -> int:
-    """The `max_num_batched_tokens` that seeds need; 0 if there are enough. vLLM 0.32 winds a generator back after a
-    part of a prompt, which torch's on a CPU can't do: its process ends, with every request."""
-    scheduler = llm.vllm_config.scheduler_config
-    needed = int(scheduler.max_num_seqs * llm.model_config.max_model_len)
-    return needed if current_platform.is_cpu() and scheduler.max_num_batched_tokens < needed else 0
-
-
-def _start(model: str, engine_args: Mapping[str, Any]) -> AsyncLLM:
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    for name in engine_args:
-        if name not in known:
-            hint = near(name, known)
-            raise EngineError(f"vLLM {vllm.__version__} has no engine argument {name!r}" + (hint and f"; {hint}"))
-    try:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **engine_args))
-    except Exception as error:
-        raise EngineError(f"vLLM could not start with the model {model!r}: {_text(error)}") from error
-
-
-def _model_folder(llm: AsyncLLM) -> Path:
-    load, model = llm.vllm_config.load_config, llm.model_config
-    if load.load_format == "dummy":
-        raise EngineError("vLLM was started with load_format 'dummy', and then it can't load weights")
-    return model_folder(model.model, model.revision, load.download_dir)
+    def _output_handler(self) -> "asyncio.Task[Any]":
+        """vLLM's own task that passes on what its process says, and ends with it."""
+        self.llm._run_output_handler()  # Does nothing where it runs, which it does unless vLLM was made without a loop.
+        handler: asyncio.Task[Any] = self.llm.output_handler
+        return handler
 
 
 def _span(span: Any) -> VersionSpan:
@@ -627,14 +561,3 @@ def _span(span: Any) -> VersionSpan:
             f"vLLM says that weights {span.version!r} made a token, which nobody published here; don't set its weight "
             "version yourself"
         ) from None
-
-
-def _exit_codes(llm: AsyncLLM) -> str:
-    """How its processes ended, such as -9 by the kernel for want of memory."""
-    manager: Any = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
-    codes = manager.finished_procs() if hasattr(manager, "finished_procs") else {}
-    return "".join(f"; its process {name} ended with code {code}" for name, code in codes.items())
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -18,12 +18,13 @@ from groupstate.log.payload_files import PAYLOAD_SUFFIX, RECORD_HEADER_BYTES, pa
 from groupstate.log.retention import READERS, SNAPSHOTS_MIN
 from groupstate.log.rundir import SEGMENT_SUFFIX, RunDir, read_run_info
 from groupstate.log.segments import list_segments
-from groupstate.log.snapshots import SNAPSHOT_SUFFIX, list_snapshots
+from groupstate.log.snapshots import SNAPSHOT_SUFFIX, WAYPOINT_SUFFIX, list_snapshots
 
 HEADINGS = {
     SEGMENT_SUFFIX: "log segments",
     ".gz": "archived segments",
     SNAPSHOT_SUFFIX: "snapshots",
+    WAYPOINT_SUFFIX: "waypoints",
     PAYLOAD_SUFFIX: "payload files",
     ".tmp": "left over",
 }

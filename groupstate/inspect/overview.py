@@ -32,7 +32,6 @@ class Header:
     lineage: int
     drawn: int
     """Prompts that were taken from the source and submitted."""
-    """Prompts that were submitted from the source."""
     source_exhausted: bool
     admission_held: str
     """Why admission is held; empty if it isn't."""
@@ -79,13 +78,17 @@ def overview(records: Iterable[ev.Record], seq: int | None = None, base: Book | 
         BadInput: the log has no such event.
         LogError: the log isn't one that a run wrote.
     """
-    book = book_at(records, seq, base)
+    return overview_of(book_at(records, seq, base))
+
+
+def overview_of(book: Book) -> Overview:
+    """The run as it is in a book."""
     rules = known_rules(book.rules)
     return Overview(
         header=_header(book),
         partitions=tuple(_counts(book, partition) for partition in book.partitions()),
         totals=dict(sorted(book.totals.items())),
-        waits=tuple(_explained(book, rules, partition) for partition in book.partitions()),
+        waits=tuple(explained(book, rules, partition) for partition in book.partitions()),
         requests=tuple(
             (request.request, request.partition, request.size, (book.last_at_ns - request.at_ns) / 1e9)
             for request in book.requests.values()
@@ -123,7 +126,7 @@ def _counts(book: Book, partition: str) -> PartitionCounts:
     return PartitionCounts(partition, phases, book.ready_count(partition))
 
 
-def _explained(book: Book, rules: Rules, partition: str) -> Explanation:
+def explained(book: Book, rules: Rules, partition: str) -> Explanation:
     """What `run.explain()` said there. Whether a source was given isn't in the log; that it gave prompts is."""
     drawn = book.source_position > 0 or book.source_exhausted
     return explain(book, rules, partition=partition, now_ns=book.last_at_ns, has_source=drawn, dispatches=drawn)

@@ -12,6 +12,7 @@ from groupstate.core.book import Book
 from groupstate.core.group import Group, Session, versions_used
 from groupstate.core.phases import Phase
 from groupstate.core.rules import known_rules
+from groupstate.inspect.reasons import reasons_in_words, spread_in_words
 from groupstate.inspect.replay import applied
 from groupstate.inspect.unknown import unknown_group
 from groupstate.inspect.words import counted, how_known, joined, kind_of, name_of, one_line, rows_in_words, span_of
@@ -43,6 +44,8 @@ class Story:
     versions: str
     """Which weight versions its tokens span, and which of them its lag counts from; empty for a single one."""
     steps: tuple[Step, ...]
+    seen_at_ns: int = 0
+    """When the log's last event was written, which ages are counted up to; 0 where nothing more can come of it."""
 
 
 def story(records: Iterable[ev.Record], group_id: str, base: Book | None = None) -> Story:
@@ -189,7 +192,7 @@ class _Teller:
         return f"session {event.session} failed {how}; {retry}; {_settled(after)}"
 
     def _end(self, after: Group) -> str:
-        self.held_up_by = _slowest(after)
+        self.held_up_by = slowest(after)
         if after.terminal is Phase.FAILURE:
             why = "it was cancelled" if after.cancelled else f"{after.failed_count} of {after.size} sessions failed"
             head = f"failed: {why}"
@@ -203,7 +206,7 @@ class _Teller:
         else:
             head = f"finished: all {counted(after.size, 'session')} finished"
         parts = [head, counted(after.trajectory_count, "trajectory", "trajectories"), f"lag {self._lag(after)}"]
-        return ", ".join([*parts, *filter(None, (self._spread(after), self._versions(after)))])
+        return ", ".join([*parts, *filter(None, (spread_in_words(after, self.rules), self._versions(after)))])
 
     def _versions(self, group: Group) -> str:
         """Which versions the tokens of a group span, and what the rules make of it; nothing for a single one."""
@@ -229,56 +232,8 @@ class _Teller:
         bound = self.rules.lag_bound(group.dataset)
         return str(lag) if bound is None else f"{lag} (lag_max {bound})"
 
-    def _spread(self, group: Group) -> str:
-        """The values that the filter for zero variance looks at."""
-        metric = self.rules.filter_metric
-        if metric is None:
-            return ""
-        ranges = group.trajectory_ranges if self.rules.per == "trajectory" else group.session_ranges
-        if metric not in ranges:
-            return f"no value of {metric}"
-        low, high, count = ranges[metric]
-        return (
-            f"{metric} from {low:g} to {high:g} over {counted(count, 'value')} "
-            f"(range {high - low:g}, tolerance {self.rules.tolerance_for(group.dataset):g})"
-        )
-
     def _eviction(self, event: ev.GroupEvicted, before: Group) -> str:
-        why = "; ".join(f"{reason}: {self._reason(reason, event, before)}" for reason in event.reasons)
-        earned = f"it earned {counted(event.credit, 'refill')}" if event.credit else "it earned no refill"
-        return f"evicted, {why}; {earned}"
-
-    def _reason(self, reason: ev.EvictReason, event: ev.GroupEvicted, before: Group) -> str:
-        if reason == "stale":
-            if event.message and event.reasons == ("stale",):
-                return one_line(event.message)
-            return f"lag {event.lag} is above lag_max {self.rules.lag_bound(before.dataset)}"
-        if reason == "zero_variance":
-            return self._zero_variance(event, before)
-        return {
-            "cancelled": "it was given up",
-            "custom": one_line(event.message) or f"selection {self.rules.selection} dropped it",
-            "damaged": one_line(event.message) or "a payload can't be read",
-            "empty": "it has no trajectory",
-            "failed": f"{before.failed_count} of {before.size} sessions failed",
-            "surplus": "the batch was full without it",
-            "too_few": f"{before.finished_count} of {before.size} sessions finished, "
-            f"survivors_min is {self.rules.survivors_min}",
-        }[reason]
-
-    def _zero_variance(self, event: ev.GroupEvicted, before: Group) -> str:
-        metric = self.rules.filter_metric
-        ranges = before.trajectory_ranges if self.rules.per == "trajectory" else before.session_ranges
-        low, high, count = ranges.get(metric or "", (0.0, 0.0, 0))
-        tolerance = self.rules.tolerance_for(before.dataset)
-        if count > 1 and high - low <= tolerance:
-            shared = "" if event.shared_value is None else f" is {event.shared_value:g}"
-            return f"{metric}{shared} in all {count} values (max - min {high - low:g}, tolerance {tolerance:g})"
-        if count > 1 and self.rules.spread == "std":
-            return f"the deviation of {metric} over {count} values is within tolerance {tolerance:g}"
-        if count == 1 and self.rules.on_singleton == "evict":
-            return f"a single value of {metric}, and on_singleton is 'evict'"
-        return f"{counted(count, 'value')} of {metric}, and on_missing is {self.rules.on_missing!r}"
+        return f"evicted, {reasons_in_words(event, before, self.rules)}"
 
     # Batches, and what happens around the group ------------------------------------------------------
 
@@ -334,9 +289,10 @@ class _Teller:
             size=self.last.size,
             phase=str(phase),
             now=self._now(live, phase),
-            held_up_by=_waited_for(live, self.book.last_at_ns) if live and live.in_flight else self.held_up_by,
+            held_up_by=waits_for(live, self.book.last_at_ns) if live and live.in_flight else self.held_up_by,
             versions=self._versions(self.last),
             steps=tuple(self.steps),
+            seen_at_ns=0 if live is None or self.book.closed else self.book.last_at_ns,
         )
 
     def _now(self, live: Group | None, phase: Phase) -> str:
@@ -370,7 +326,7 @@ def _settled(group: Group) -> str:
     return f"{group.settled_count} of {group.size} sessions have ended"
 
 
-def _slowest(group: Group) -> str:
+def slowest(group: Group) -> str:
     """Which session ended last, and how long the others had been done."""
     ends = sorted((session.ended_at_ns, number) for number, session in enumerate(group.sessions))
     if len(ends) < 2:
@@ -381,7 +337,7 @@ def _slowest(group: Group) -> str:
     return f"session {last} ended last{tries}, {span_of((last_ns - ends[-2][0]) / 1e9)} after the one before it"
 
 
-def _waited_for(group: Group, now_ns: int) -> str:
+def waits_for(group: Group, now_ns: int) -> str:
     """The sessions that a group in flight waits for."""
     waits = [
         f"session {number} (attempt {session.attempt}, open for {span_of((now_ns - session.started_at_ns) / 1e9)})"

@@ -26,10 +26,14 @@ _HUMP = re.compile(r"(?<!^)(?=[A-Z])")
 
 def kind_of(event: ev.Event) -> str:
     """`GroupSubmitted` is `group_submitted`."""
-    return _HUMP.sub("_", type(event).__name__).lower()
+    return kind_of_type(type(event))
 
 
-KINDS: Final[dict[str, type[ev.Event]]] = {_HUMP.sub("_", kind.__name__).lower(): kind for kind in ev.EVENT_TYPES}
+def kind_of_type(kind: type[ev.Event]) -> str:
+    return _HUMP.sub("_", kind.__name__).lower()
+
+
+KINDS: Final[dict[str, type[ev.Event]]] = {kind_of_type(kind): kind for kind in ev.EVENT_TYPES}
 
 
 def kind_named(name: str) -> type[ev.Event]:

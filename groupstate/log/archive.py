@@ -8,11 +8,13 @@ import os
 import zlib
 
 from groupstate.errors import CorruptLog
-from groupstate.log.disk import Disk, make_file, read_file
+from groupstate.log.disk import Disk, make_file, read_all, read_file
 from groupstate.log.rundir import SEGMENT_SUFFIX, RunDir
 
 ARCHIVE_SUFFIX = SEGMENT_SUFFIX + ".gz"
 LEVEL = 6
+GZIP = 16
+"""Added to zlib's window bits: a gzip header is expected."""
 
 
 def archive_path(run: RunDir, first_seq: int) -> str:
@@ -44,6 +46,31 @@ def _holds(disk: Disk, packed: str, data: bytes) -> bool:
         return False
 
 
+def read_beginning(disk: Disk, run: RunDir, first_seq: int, length: int) -> bytes:
+    """The first bytes of a segment, packed or not, as many as there are up to `length`.
+
+    Raises:
+        FileNotFoundError: it is neither here nor in the archive.
+        CorruptLog: its archive can't be unpacked.
+    """
+    try:
+        fd = disk.open_to_read(run.segment(first_seq))
+    except FileNotFoundError:
+        packed = read_file(disk, archive_path(run, first_seq))
+        try:
+            return zlib.decompressobj(zlib.MAX_WBITS | GZIP).decompress(packed, length)
+        except zlib.error as error:
+            raise _damaged(run, first_seq, error) from error
+    try:
+        return read_all(disk, fd, length)
+    finally:
+        disk.close(fd)
+
+
+def _damaged(run: RunDir, first_seq: int, error: Exception) -> CorruptLog:
+    return CorruptLog(archive_path(run, first_seq), 0, first_seq, f"the archived segment can't be unpacked: {error}")
+
+
 def read_segment(disk: Disk, run: RunDir, first_seq: int) -> bytes:
     """All bytes of a segment, packed or not.
 
@@ -58,5 +85,4 @@ def read_segment(disk: Disk, run: RunDir, first_seq: int) -> bytes:
     try:
         return gzip.decompress(packed)
     except (OSError, EOFError, zlib.error) as error:
-        what = f"the archived segment can't be unpacked: {error}"
-        raise CorruptLog(archive_path(run, first_seq), 0, first_seq, what) from error
+        raise _damaged(run, first_seq, error) from error

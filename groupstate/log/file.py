@@ -34,7 +34,7 @@ from groupstate.log.recovery import Findings, carry_out, examine
 from groupstate.log.retention import Keep, checked_keep, expect_readers, reading
 from groupstate.log.rundir import RunDir, RunInfo, parse_log_id, read_run_info, write_run_info
 from groupstate.log.segments import SEGMENT_BYTES, SegmentWriter, list_segments
-from groupstate.log.snapshots import Parts, Snapshot, SnapshotInfo, newest_snapshot
+from groupstate.log.snapshots import WAYPOINT, Parts, Snapshot, SnapshotInfo, newest_snapshot
 from groupstate.log.space import Space, with_quota
 from groupstate.log.upcasts import UPCASTS, Upcasts
 
@@ -112,6 +112,8 @@ class FileLog:
         to None, having used it."""
         self.snapshot_seq = 0 if findings.snapshot is None else findings.snapshot.info.seq
         """The last event that it holds; 0 without one."""
+        self.waypoint_seq = findings.waypoint_seq
+        """The last event of the newest waypoint that was there when the log was opened; 0 without one."""
         self.keep = options.keep
         self._keeper = Keeper(disk, run, info.log_id, options.keep, inline=options.threadless, sync=sync)
         self._keeper.advance(findings.last_seq)
@@ -295,6 +297,14 @@ class FileLog:
             spacing: events between two snapshots, of which older ones that lie nearer are let go of; 0 for none.
         """
         self._keeper.take(Job(info, parts, limit, spacing))
+
+    def keep_waypoint(self, info: SnapshotInfo, parts: Parts) -> None:
+        """Write a waypoint once its events are durable; nothing is let go of behind it.
+
+        Args:
+            parts: taken one by one in a thread of the log's own.
+        """
+        self._keeper.take(Job(info, parts, 0, shape=WAYPOINT))
 
     @property
     def on_snapshot(self) -> Callable[[int, Exception | None], None] | None:

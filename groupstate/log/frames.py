@@ -7,7 +7,7 @@ Rule 2: a bad frame alone says nothing; whether a good one lies behind it decide
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 
@@ -28,6 +28,9 @@ _FRAME = struct.Struct("<4sIIIQ")
 FRAME_HEADER_BYTES = _FRAME.size
 _CHECKED_FROM = 12
 """The checksum covers count, first seq and body, which lie in one piece behind it."""
+
+WALKED_BYTES = 64 << 10
+"""A stretch of frames that is sooner walked through than halved."""
 
 FRAME_BYTES_MAX = 256 << 20
 """Largest frame, header included. More bytes than this behind the last good frame can't be one torn commit."""
@@ -142,18 +145,48 @@ def walk_to_end(data: memoryview, start: int, seed: int, next_seq: int, known_se
     return start, next_seq - 1, *known
 
 
+def last_frame(data: bytes, start: int, seed: int, early: Callable[[Frame], bool]) -> int:
+    """Where the last good frame begins that is early, up to some frames before it; found by halving, so that most of
+    the bytes aren't looked at. `start`, the place of a frame, where none is known to be early.
+
+    Args:
+        early: true of frames up to some place, and false of those behind it.
+    """
+    view = memoryview(data)
+    stop = len(data)
+    while stop - start > WALKED_BYTES:
+        middle = (start + stop) // 2
+        frame = _next_frame(data, view, middle, stop, seed)
+        if frame is None or not early(frame):
+            stop = middle
+        else:
+            start = frame.start
+    return start
+
+
+def _next_frame(data: bytes, view: memoryview, at: int, stop: int, seed: int) -> Frame | None:
+    """The first good frame that begins at `at` or behind it, before `stop`."""
+    while (at := data.find(FRAME_MAGIC, at, stop + len(FRAME_MAGIC) - 1)) >= 0:
+        if (frame := frame_at(view, at, seed)) is not None:
+            return frame
+        at += 1
+    return None
+
+
 def find_frame_behind(data: memoryview, bad_at: int, seed: int) -> Frame | None:
     """A good frame anywhere at or behind a place where the next one should be and isn't.
 
     At the place itself as well: a good frame with a wrong number is no torn write either.
     """
     whole = bytes(data)
-    at = whole.find(FRAME_MAGIC, bad_at)
-    while at >= 0:
-        if (frame := frame_at(data, at, seed)) is not None:
-            return frame
-        at = whole.find(FRAME_MAGIC, at + 1)
-    return None
+    return _next_frame(whole, data, bad_at, len(whole), seed)
+
+
+def body_length(data: bytes, start: int) -> int:
+    """How long the body of the frame at `start` says that it is; 0 where there is none."""
+    if len(data) - start < FRAME_HEADER_BYTES or data[start : start + 4] != FRAME_MAGIC:
+        return 0
+    return int(_FRAME.unpack_from(data, start)[1])
 
 
 def claimed_stop(data: memoryview, start: int) -> int | None:

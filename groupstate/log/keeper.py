@@ -15,7 +15,7 @@ from groupstate.log.disk import Disk
 from groupstate.log.retention import Keep, retire
 from groupstate.log.rundir import RunDir
 from groupstate.log.segments import flush_segment_of
-from groupstate.log.snapshots import Parts, SnapshotInfo, write_snapshot
+from groupstate.log.snapshots import WAYPOINT, WHOLE, Parts, Shape, SnapshotInfo, write_snapshot
 
 
 @attrs.frozen
@@ -26,6 +26,8 @@ class Job:
     """The last event that isn't needed for going back to a checkpoint that is kept."""
     spacing: int = 0
     """See `retire`."""
+    shape: Shape = WHOLE
+    """Nothing is retired behind a waypoint."""
 
 
 class Keeper:
@@ -46,7 +48,8 @@ class Keeper:
         self._closing = False
         self._thread: threading.Thread | None = None
         self.on_done: Callable[[int, Exception | None], None] | None = None
-        """Called in the keeper's thread after each snapshot: (its seq, what went wrong)."""
+        """Called in the keeper's thread after each snapshot, and after a waypoint that failed: (its seq, what went
+        wrong)."""
 
     def take(self, job: Job) -> None:
         """Queue a snapshot."""
@@ -89,15 +92,17 @@ class Keeper:
 
     def _do(self, job: Job) -> None:
         error: Exception | None = None
+        waypoint = job.shape is WAYPOINT
         try:
-            if not self._sync:
+            if not self._sync and not waypoint:
                 # Else a loss of power could leave a snapshot of events that are gone, and older ones removed.
                 flush_segment_of(self._disk, self._run, job.info.seq)
-            write_snapshot(self._disk, self._run, self._log_id, job.info, job.parts)
-            retire(self._disk, self._run, self._log_id, self._keep, job.limit, spacing=job.spacing)
+            write_snapshot(self._disk, self._run, self._log_id, job.info, job.parts, job.shape)
+            if not waypoint:
+                retire(self._disk, self._run, self._log_id, self._keep, job.limit, spacing=job.spacing)
         except Exception as failure:  # a full disk or our own fault: neither is the writer's
             error = failure
-        if self.on_done is not None:
+        if self.on_done is not None and (error is not None or not waypoint):
             self.on_done(job.info.seq, error)
 
     def close(self) -> None:

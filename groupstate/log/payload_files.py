@@ -10,6 +10,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import attrs
 
@@ -30,13 +31,14 @@ _CHECKED_BYTES = FILE_HEADER_BYTES - 4
 
 RECORD_MAGIC = b"\xf1GSP"
 _RECORD = struct.Struct("<4sQIII")
+_BARE_RECORD = struct.Struct("<4sQII")
+_CHECK = struct.Struct("<I")
 RECORD_HEADER_BYTES = _RECORD.size
 
 _SEARCH_BYTES = 1 << 20
 
 
-@attrs.frozen
-class Place:
+class Place(NamedTuple):
     """Where the record of a payload begins, and what its header says."""
 
     file: int
@@ -52,12 +54,12 @@ class Place:
 
     @property
     def stop(self) -> int:
-        return self.offset + self.size
+        return self.offset + RECORD_HEADER_BYTES + self.length
 
 
 def encode_record(key: int, data: bytes, seed: int) -> bytes:
-    bare = struct.pack("<4sQII", RECORD_MAGIC, key, len(data), zlib.crc32(data))
-    return bare + struct.pack("<I", zlib.crc32(bare, seed)) + data
+    bare = _BARE_RECORD.pack(RECORD_MAGIC, key, len(data), zlib.crc32(data))
+    return bare + _CHECK.pack(zlib.crc32(bare, seed)) + data
 
 
 def parse_record_header(data: bytes, file: int, offset: int, seed: int) -> Place | None:
@@ -181,6 +183,12 @@ def read_record(disk: Disk, fd: int, place: Place, seed: int) -> bytes | None:
     return record if zlib.crc32(record[RECORD_HEADER_BYTES:]) == place.crc else None
 
 
+def _place_of(record: bytes, file: int, offset: int) -> Place:
+    """The place of a record that was made or read whole a moment ago."""
+    _, key, length, crc, _ = _RECORD.unpack_from(record)
+    return Place(file, offset, key, length, crc)
+
+
 class PayloadWriter:
     """Appends records to the newest file and starts the next one. Used by one thread at a time."""
 
@@ -217,18 +225,11 @@ class PayloadWriter:
         """Whole records, new or copied from older files, on the disk when this returns."""
         places: list[Place] = []
         while len(places) < len(records):
-            rest = records[len(places) :]
-            place = self._place_of(rest[0])
-            if self._fd < 0 or (self._stop > FILE_HEADER_BYTES and place.stop > self.file_bytes):
-                self._start_file(max(self._next_key, place.key), now_ns)
+            rest = records[len(places) :] if places else records
+            if self._fd < 0 or (self._stop > FILE_HEADER_BYTES and self._stop + len(rest[0]) > self.file_bytes):
+                self._start_file(max(self._next_key, _place_of(rest[0], 0, 0).key), now_ns)
             places += self._append(self._fitting(rest))
         return places
-
-    def _place_of(self, record: bytes) -> Place:
-        """Where a record will lie that is written next."""
-        place = parse_record_header(record, self.file, self._stop, self._seed)
-        assert place is not None
-        return place
 
     def _fitting(self, records: Sequence[bytes]) -> Sequence[bytes]:
         """As many of the records as the newest file takes, but at least one."""
@@ -249,9 +250,11 @@ class PayloadWriter:
             raise
         places = []
         for record in records:
-            places.append(self._place_of(record))
-            self._stop = places[-1].stop
-        self._next_key = max(self._next_key, 1 + max(place.key for place in places))
+            place = _place_of(record, self.file, self._stop)
+            places.append(place)
+            self._stop += len(record)
+            if place.key >= self._next_key:
+                self._next_key = place.key + 1
         return places
 
     def flush(self) -> None:

@@ -58,12 +58,17 @@ class Space:
 
     def add(self, place: Place) -> None:
         """A record that was written; one that lay elsewhere is needed there no more."""
-        self.remove(place.key)
-        file = self._files.setdefault(place.file, _File(0))
-        file.size = max(file.size, place.stop)
-        file.needed_bytes += place.size
-        file.keys.add(place.key)
-        self._places[place.key] = place
+        key = place.key
+        if key in self._places:
+            self.remove(key)
+        file = self._files.get(place.file)
+        if file is None:
+            file = self._files[place.file] = _File(0)
+        size = place.size
+        file.size = max(file.size, place.offset + size)
+        file.needed_bytes += size
+        file.keys.add(key)
+        self._places[key] = place
 
     def remove(self, key: int) -> None:
         place = self._places.pop(key, None)

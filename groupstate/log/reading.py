@@ -19,13 +19,20 @@ from groupstate.errors import CompactedLog, CorruptLog, LostEvents, UnsupportedL
 from groupstate.log.archive import read_segment
 from groupstate.log.codec import decode
 from groupstate.log.disk import Disk, OsDisk, read_all
-from groupstate.log.frames import HEADER_BYTES, Frame, checksum_seed, walk
+from groupstate.log.frames import HEADER_BYTES, Frame, checksum_seed, frame_at, last_frame, walk
 from groupstate.log.head import read_head
 from groupstate.log.recovery import REPAIR_ADVICE, Known, check_header, check_torn
 from groupstate.log.retention import reading
 from groupstate.log.rundir import RunDir, read_run_info
 from groupstate.log.segments import list_segments
-from groupstate.log.snapshots import later_format, list_snapshots, newest_snapshot, read_snapshot, snapshot_path
+from groupstate.log.snapshots import (
+    WAYPOINT,
+    later_format,
+    list_snapshots,
+    newest_snapshot,
+    read_snapshot,
+    snapshot_path,
+)
 from groupstate.log.upcasts import FORMAT, UPCASTS, Upcasts
 
 
@@ -118,14 +125,17 @@ class Cursor:
         assert self._segment is not None
         path = self._run.segment(self._segment)
         try:
-            data = memoryview(self._rest_of(path))
+            rest = self._rest_of(path)
         except FileNotFoundError:
-            data = memoryview(self._rest_of_archive(path))
+            rest = self._rest_of_archive(path)
+        data = memoryview(rest)
         base = self._offset
         if base == 0:
             header = check_header(path, bytes(data[:HEADER_BYTES]), self._log_id, self._segment, self._upcasts)
             self._form = header.form
             self._offset = HEADER_BYTES
+            if self._next_seq < self._start:
+                self._skip(rest)
         for frame in walk(data, self._offset - base, self._seed, self._next_seq):
             if limit is not None and frame.first_seq > limit:
                 return
@@ -134,6 +144,13 @@ class Cursor:
             if frame.last_seq >= self._start:
                 yield self._decode(path, base, data, frame, limit)
         self._check_end(path, data, base, limit)
+
+    def _skip(self, segment: bytes) -> None:
+        """Go on to near the first event wanted, without checking what lies before it in this segment."""
+        begin = last_frame(segment, self._offset, self._seed, lambda frame: frame.first_seq <= self._start)
+        frame = frame_at(memoryview(segment), begin, self._seed) if begin > self._offset else None
+        if frame is not None:
+            self._offset, self._next_seq = frame.start, frame.first_seq
 
     def _rest_of(self, path: str) -> bytes:
         fd = self._disk.open_to_read(path)
@@ -245,6 +262,22 @@ def snapshot_digests(path: str | os.PathLike[str], *, disk: Disk | None = None) 
     read_run_info(disk, run)
     books = ((seq, read_book(path, seq, disk=disk)) for seq in list_snapshots(disk, run))
     return {seq: book.digest() for seq, book in books if book is not None and book.last_seq == seq}
+
+
+def waypoint_digests(path: str | os.PathLike[str], *, disk: Disk | None = None) -> dict[int, str]:
+    """The digest of the book in each waypoint that can be read, by its last event."""
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    log_id = read_run_info(disk, run).log_id
+    digests = {}
+    for seq in list_snapshots(disk, run, WAYPOINT):
+        found = read_snapshot(disk, run, log_id, seq, WAYPOINT)
+        try:
+            if found is not None:
+                digests[seq] = restore(decoded(found.parts())).digest()
+        except (ValueError, msgspec.MsgspecError):
+            pass  # of a later version, which says nothing about the log
+    return digests
 
 
 def beginning(path: str | os.PathLike[str], *, disk: Disk | None = None) -> tuple[Book | None, int]:

@@ -28,7 +28,7 @@ from groupstate.log.head import Watermark, read_head
 from groupstate.log.payload_files import list_payload_files, payload_path
 from groupstate.log.rundir import RunDir
 from groupstate.log.segments import SegmentEnd, is_leftover, list_segments
-from groupstate.log.snapshots import Snapshot, later_format, newest_snapshot, snapshot_path
+from groupstate.log.snapshots import WAYPOINT, Snapshot, later_format, newest_snapshot, snapshot_path, snapshots_among
 from groupstate.log.snapshots import is_leftover as is_snapshot_leftover
 from groupstate.log.upcasts import UPCASTS, Upcasts
 
@@ -65,6 +65,8 @@ class Findings:
     """Where the events behind the snapshot begin."""
     snapshot: Snapshot | None = None
     """The newest good one."""
+    waypoint_seq: int = 0
+    """The last event of the newest waypoint; 0 without one."""
 
 
 def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int, *, upcasts: Upcasts = UPCASTS) -> Findings:
@@ -95,7 +97,11 @@ def examine(disk: Disk, run: RunDir, log_id: bytes, boot_crc: int, *, upcasts: U
         if first_seq > 1 and (snapshot is None or snapshot.info.seq < first_seq - 1):
             # What it holds is nowhere else any more.
             raise LostEvents(run.log, findings.last_seq + 1, promised)
-    return attrs.evolve(findings, leftovers=tuple(leftovers), snapshot=snapshot)
+    # Of events that went with the machine: others will have their numbers.
+    waypoints = snapshots_among(names, WAYPOINT)
+    leftovers += [snapshot_path(run, seq, WAYPOINT) for seq in waypoints if seq > findings.last_seq]
+    waypoint_seq = max((seq for seq in waypoints if seq <= findings.last_seq), default=0)
+    return attrs.evolve(findings, leftovers=tuple(leftovers), snapshot=snapshot, waypoint_seq=waypoint_seq)
 
 
 def _may_be_lost(mark: Watermark, boot_crc: int) -> bool:

@@ -23,7 +23,7 @@ from groupstate.log.disk import Disk, make_file, read_file
 from groupstate.log.process import ProcessId, is_alive, this_process
 from groupstate.log.rundir import RunDir
 from groupstate.log.segments import list_segments
-from groupstate.log.snapshots import list_snapshots, read_snapshot, remove_quietly, snapshot_path
+from groupstate.log.snapshots import WAYPOINT, list_snapshots, read_snapshot, remove_quietly, snapshot_path
 
 Keep: TypeAlias = Literal["all", "archive"] | int
 """`all`: every event. `archive`: every event, old segments packed. A number: what came since so many checkpoints."""
@@ -93,6 +93,9 @@ def retire(disk: Disk, run: RunDir, log_id: bytes, keep: Keep, limit: int, *, sp
     old = [seq for seq in list_snapshots(disk, run) if seq < min(left - 1, kept)]
     for seq in old:
         disk.unlink(snapshot_path(run, seq))
+    for seq in list_snapshots(disk, run, WAYPOINT):
+        if seq < left - 1:
+            disk.unlink(snapshot_path(run, seq, WAYPOINT))
     return Retired(removed=tuple(going), snapshots=tuple(old))
 
 

@@ -1,5 +1,8 @@
 """Snapshot files beside the segments: the book after an event, so that opening a run costs what is live.
 
+A **waypoint** is a smaller one, without what only going on with the run needs. Readers go on from it, to look at any
+event of a long log; opening a run never asks for one.
+
 Rule 1: a snapshot is written behind the events that it holds, under a temporary name, and is there whole or not at all.
 Rule 2: it is never needed but where the events before it were removed: one that is damaged is passed over.
 Rule 3: it says nothing that the events don't; who doubts it replays them.
@@ -12,11 +15,11 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from groupstate.log.disk import Disk, make_file, read_file
+from groupstate.log.disk import Disk, make_file, read_all, read_file
 from groupstate.log.rundir import RunDir
 
 SNAPSHOT_SUFFIX = ".snap"
-MAGIC = b"GSSNAP\0\0"
+WAYPOINT_SUFFIX = ".way"
 FORMAT = 1
 ZLIB = 1
 _HEADER = struct.Struct("<8sHB5x16sQQqIII")
@@ -26,6 +29,18 @@ _PART = struct.Struct("<BI")
 
 Parts = Iterable[tuple[int, bytes]]
 """(kind, bytes) of each part of a state."""
+
+
+@attrs.frozen
+class Shape:
+    """How files of a kind are told apart."""
+
+    suffix: str
+    magic: bytes
+
+
+WHOLE = Shape(SNAPSHOT_SUFFIX, b"GSSNAP\0\0")
+WAYPOINT = Shape(WAYPOINT_SUFFIX, b"GSWAYP\0\0")
 
 
 @attrs.frozen
@@ -40,42 +55,49 @@ class SnapshotInfo:
     lineage: int
 
 
-def snapshot_path(run: RunDir, seq: int) -> str:
-    return os.path.join(run.log, f"{seq:020d}{SNAPSHOT_SUFFIX}")
+def snapshot_path(run: RunDir, seq: int, shape: Shape = WHOLE) -> str:
+    return os.path.join(run.log, f"{seq:020d}{shape.suffix}")
 
 
-def list_snapshots(disk: Disk, run: RunDir) -> list[int]:
+def list_snapshots(disk: Disk, run: RunDir, shape: Shape = WHOLE) -> list[int]:
     """Seqs of the snapshots, in order."""
-    stems = (name.removesuffix(SNAPSHOT_SUFFIX) for name in disk.listdir(run.log) if name.endswith(SNAPSHOT_SUFFIX))
+    return snapshots_among(disk.listdir(run.log), shape)
+
+
+def snapshots_among(names: Iterable[str], shape: Shape = WHOLE) -> list[int]:
+    """Seqs of the snapshots that names of files tell of, in order."""
+    stems = (name.removesuffix(shape.suffix) for name in names if name.endswith(shape.suffix))
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def is_leftover(name: str) -> bool:
     """A snapshot whose making was interrupted."""
-    return name.endswith(SNAPSHOT_SUFFIX + ".tmp")
+    return name.endswith((SNAPSHOT_SUFFIX + ".tmp", WAYPOINT_SUFFIX + ".tmp"))
 
 
-def encode_snapshot(log_id: bytes, info: SnapshotInfo, parts: Parts) -> bytes:
+def encode_snapshot(log_id: bytes, info: SnapshotInfo, parts: Parts, shape: Shape = WHOLE) -> bytes:
     """A snapshot file. Each part is packed by itself, so no step of it takes long."""
     packed = []
     for kind, data in parts:
         small = zlib.compress(data, 1)
         packed += [_PART.pack(kind, len(small)), small]
     body = b"".join(packed)
-    fields = (MAGIC, FORMAT, ZLIB, log_id, info.seq, info.at_ns, info.weight_version, info.lineage)
+    fields = (shape.magic, FORMAT, ZLIB, log_id, info.seq, info.at_ns, info.weight_version, info.lineage)
     bare = _HEADER.pack(*fields, len(body), zlib.crc32(body)).ljust(_CHECKED_BYTES, b"\0")
     return bare + struct.pack("<I", zlib.crc32(bare)) + body
 
 
-def write_snapshot(disk: Disk, run: RunDir, log_id: bytes, info: SnapshotInfo, parts: Parts) -> None:
+def write_snapshot(
+    disk: Disk, run: RunDir, log_id: bytes, info: SnapshotInfo, parts: Parts, shape: Shape = WHOLE
+) -> None:
     """Put a snapshot on the disk.
 
     Raises:
         OSError: it can't be; nothing that was there has changed.
     """
-    path = snapshot_path(run, info.seq)
+    path = snapshot_path(run, info.seq, shape)
     try:
-        make_file(disk, path, encode_snapshot(log_id, info, parts))
+        make_file(disk, path, encode_snapshot(log_id, info, parts, shape))
     except OSError:
         remove_quietly(disk, f"{path}.tmp")
         raise
@@ -112,9 +134,9 @@ class Snapshot:
             offset += _PART.size + length
 
 
-def read_info(data: bytes, log_id: bytes, seq: int) -> SnapshotInfo | None:
+def read_info(data: bytes, log_id: bytes, seq: int, shape: Shape = WHOLE) -> SnapshotInfo | None:
     """What a snapshot's header says; None where it isn't one of this log, or damaged, or of a later format."""
-    if _whole_header(data, log_id, seq) != FORMAT:
+    if _whole_header(data, log_id, seq, shape) != FORMAT:
         return None
     packing, _, _, at_ns, version, lineage, _, _ = _HEADER.unpack_from(data)[2:]
     if packing != ZLIB:
@@ -133,7 +155,7 @@ def later_format(disk: Disk, run: RunDir, log_id: bytes, least_seq: int) -> str:
     return ""
 
 
-def _whole_header(data: bytes, log_id: bytes, seq: int) -> int | None:
+def _whole_header(data: bytes, log_id: bytes, seq: int, shape: Shape = WHOLE) -> int | None:
     """The format that a snapshot's header names; None where it isn't one of this log, or damaged."""
     if len(data) < HEADER_BYTES:
         return None
@@ -141,16 +163,16 @@ def _whole_header(data: bytes, log_id: bytes, seq: int) -> int | None:
     if crc != zlib.crc32(data[:_CHECKED_BYTES]):
         return None
     magic, form, _, owner, last, *_ = _HEADER.unpack_from(data)
-    return form if (magic, owner, last) == (MAGIC, log_id, seq) else None
+    return form if (magic, owner, last) == (shape.magic, log_id, seq) else None
 
 
-def read_snapshot(disk: Disk, run: RunDir, log_id: bytes, seq: int) -> Snapshot | None:
+def read_snapshot(disk: Disk, run: RunDir, log_id: bytes, seq: int, shape: Shape = WHOLE) -> Snapshot | None:
     """The snapshot after an event; None where there is none that can be trusted."""
     try:
-        data = read_file(disk, snapshot_path(run, seq))
+        data = read_file(disk, snapshot_path(run, seq, shape))
     except OSError:
         return None
-    info = read_info(data, log_id, seq)
+    info = read_info(data, log_id, seq, shape)
     if info is None:
         return None
     body = data[HEADER_BYTES:]
@@ -166,3 +188,15 @@ def newest_snapshot(disk: Disk, run: RunDir, log_id: bytes, *, upto: int | None 
             if found is not None:
                 return found
     return None
+
+
+def read_header(disk: Disk, run: RunDir, log_id: bytes, seq: int, shape: Shape) -> SnapshotInfo | None:
+    """What the header alone says; None where there is no snapshot, or none that can be trusted."""
+    try:
+        fd = disk.open_to_read(snapshot_path(run, seq, shape))
+    except OSError:
+        return None
+    try:
+        return read_info(read_all(disk, fd, HEADER_BYTES), log_id, seq, shape)
+    finally:
+        disk.close(fd)

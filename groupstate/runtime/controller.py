@@ -36,6 +36,10 @@ from groupstate.runtime.sources import Source
 
 log = Logger("groupstate.controller")
 
+_GROUP_ENDS = (ev.GroupFinished, ev.GroupFailed)
+_MAKES_SUSPECT = (ev.GroupSubmitted, ev.SessionFailed, ev.GroupRequeued)
+_AGES = (ev.WeightsPublished, ev.BatchReturned, ev.RunRewound, ev.BatchRequested)
+
 
 @attrs.frozen
 class Claim:
@@ -169,21 +173,22 @@ class Controller:
                 self._stirred = True
             return
         self._stirred = True
-        self.abandoned.note(event)
-        if isinstance(event, ev.GroupFinished | ev.GroupFailed):
+        if self.abandoned.groups:
+            self.abandoned.note(event)
+        if isinstance(event, _GROUP_ENDS):
             self._unjudged.pop(event.group_id, None)
             self._unjudged[event.group_id] = None
             self.prompts.pop(event.group_id, None)
-        elif isinstance(event, ev.WeightsPublished | ev.BatchReturned | ev.RunRewound | ev.BatchRequested):
-            self._aged = self._aged_in_flight = True
-            self._published |= isinstance(event, ev.WeightsPublished)
-        elif isinstance(event, ev.GroupEvicted):
-            self.missing.pop(event.group_id, None)
-            self.damaged.pop(event.group_id, None)
-        elif isinstance(event, ev.SessionFailed | ev.GroupSubmitted | ev.GroupRequeued):
+        elif isinstance(event, _MAKES_SUSPECT):
             self._suspects[event.group_id] = None
             if isinstance(event, ev.SessionFailed) and event.failure not in {"cancelled", "spare"}:
                 self.last_failure = event
+        elif isinstance(event, ev.GroupEvicted):
+            self.missing.pop(event.group_id, None)
+            self.damaged.pop(event.group_id, None)
+        elif isinstance(event, _AGES):
+            self._aged = self._aged_in_flight = True
+            self._published |= isinstance(event, ev.WeightsPublished)
 
     def rejudge(self) -> None:
         """Put every terminal group before the rules again (after recovery)."""
@@ -233,6 +238,8 @@ class Controller:
 
     def _end_early(self) -> bool:
         """End the sessions that nobody needs: of groups that are full, and of groups that are doomed."""
+        if not (self._filled or self._suspects or self._aged_in_flight):
+            return False
         before = self.book.last_seq
         filled, suspects = list(self._filled), list(self._suspects)
         self._filled.clear()
@@ -261,6 +268,8 @@ class Controller:
             self.ledger.end(group_id, ending)
 
     def _evict(self) -> bool:
+        if not (self._unjudged or self._aged):
+            return False
         demand = self._demand()
         if self.rules.mode == "sync" and demand is None:
             return False
@@ -378,11 +387,15 @@ class Controller:
 
     def _is_streak(self) -> bool:
         """Group after group was evicted: nothing more is drawn until a sampler has been told."""
-        return self.streak >= self.rules.streak_bound(self._demand() or max(self.watched, default=1))
+        return self.streak > 0 and self.streak >= self.rules.streak_bound(
+            self._demand() or max(self.watched, default=1)
+        )
 
     def _serve(self) -> bool:
         if self._must_judge_first():
             return True
+        if not self.book.requests:
+            return False
         served = False
         for partition in self.book.partitions():
             held = False
@@ -472,6 +485,8 @@ class Controller:
 
     def _refuse(self) -> bool:
         """Tell waiters whose batch can't come."""
+        if not self.book.requests:
+            return False
         refused = False
         for request in list(self.book.requests.values()):
             error = refusals.refusal(self, request)

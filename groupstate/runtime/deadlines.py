@@ -82,7 +82,7 @@ class Deadlines:
         if isinstance(event, ev.SessionStarted):
             if self._session_s is not None and not self._runs_here(event.group_id):
                 self._add(self._session_s, event.group_id, event.session, event.attempt)
-        elif isinstance(event, ev.GroupSubmitted | ev.GroupRequeued):
+        elif self._group_s is not None and isinstance(event, (ev.GroupSubmitted, ev.GroupRequeued)):
             self._watch_group(self._book.groups[event.group_id])
 
     def _watch_group(self, group: Group) -> None:

@@ -32,6 +32,8 @@ DOUBLINGS_MAX = 60
 
 Observer = Callable[[ev.Record], None]
 
+_SESSION_ENDS = (ev.SessionFinished, ev.SessionFailed)
+
 
 @attrs.frozen
 class Ending:
@@ -80,7 +82,7 @@ class Ledger:
         at_ns = self.clock_ns()
         after = self.book.preview(event, seq, at_ns)
         records = [ev.Record(seq, at_ns, event)]
-        if isinstance(event, ev.SessionFinished | ev.SessionFailed) and after is not None:
+        if after is not None and isinstance(event, _SESSION_ENDS):
             ending = self.endings.get(event.group_id)
             terminal = terminal_event(
                 after,
@@ -96,11 +98,12 @@ class Ledger:
 
     def apply(self, records: Iterable[ev.Record]) -> None:
         """Take records that are in the log already into the book."""
+        apply, observers = self.book.apply, self.observers
         for record in records:
-            self.book.apply(record)
+            apply(record)
             if self.endings and isinstance(record.event, ev.GroupFinished | ev.GroupFailed | ev.GroupRequeued):
                 self.endings.pop(record.event.group_id, None)
-            for observer in self.observers:
+            for observer in observers:
                 observer(record)
         if self.book.released:
             self.log.payloads.free(self.book.released)

@@ -10,6 +10,7 @@ Rule 2: what user code raises is data; a fault of the rollout itself reaches eve
 import asyncio
 from collections import deque
 from collections.abc import Awaitable
+from types import CoroutineType
 from typing import Final
 
 import anyio
@@ -19,7 +20,8 @@ from groupstate.core import events as ev
 from groupstate.core.group import Group
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, decoded_prompt
-from groupstate.engines.port import Engine, SamplingParams
+from groupstate.engines.port import Engine, Mortal, SamplingParams
+from groupstate.engines.tasks import ended, loose
 from groupstate.errors import (
     BadSettings,
     DamagedPayload,
@@ -32,12 +34,17 @@ from groupstate.errors import (
 from groupstate.logs import Logger
 from groupstate.runtime.controller import Controller, Signal
 from groupstate.runtime.deadlines import timed_out
+from groupstate.runtime.functions import is_async
 from groupstate.runtime.ledger import DOUBLINGS_MAX, Ending
 from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
+from groupstate.runtime.siblings import Siblings
 
 log = Logger("groupstate.rollout")
 
 LOST: Final = object()
+
+_OF_SESSIONS: Final = frozenset({ev.SessionStarted, ev.SessionFinished, ev.SessionFailed})
+"""Most events. What is done about them is done where they are recorded."""
 
 
 class _NotAsync(BadSettings):
@@ -66,7 +73,7 @@ class Rollout:
         self._deadline_s = controller.rules.session_deadline_s
         self._queue: deque[str] = deque()
         self._wake = Signal()
-        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._siblings: dict[str, Siblings] = {}
         self._stubborn: set[asyncio.Task[SessionResult]] = set()
         """Tasks that ignored their cancellation; kept from the garbage collector until they end."""
         self._endings: dict[str, list[tuple[SessionContext, object]]] = {}
@@ -75,19 +82,21 @@ class Rollout:
 
     @property
     def busy(self) -> bool:
-        return bool(self._scopes)
+        return bool(self._siblings)
 
     def _note(self, record: ev.Record) -> None:
         event = record.event
+        if type(event) in _OF_SESSIONS:
+            return
         if isinstance(event, ev.GroupSubmitted):
             self._queue.append(event.group_id)
         elif isinstance(event, ev.GroupRequeued):
-            scope = self._scopes.pop(event.group_id, None)
-            if scope is not None:
-                scope.cancel()
+            siblings = self._siblings.pop(event.group_id, None)
+            if siblings is not None:
+                siblings.cancel()
             self._queue.append(event.group_id)
         else:
-            if isinstance(event, ev.GroupFinished | ev.GroupFailed):
+            if self.params_of and isinstance(event, ev.GroupFinished | ev.GroupFailed):
                 self.params_of.pop(event.group_id, None)
             return
         self._wake.set()
@@ -99,6 +108,9 @@ class Rollout:
             group.group_id for group in self._book.in_phase(Phase.PENDING) if group.group_id not in queued
         )
         async with anyio.create_task_group() as tasks:
+            if isinstance(self._engine, Mortal) and is_async(self._engine.died):
+                # Its death ends the sessions that ask nothing of it now, too.
+                tasks.start_soon(self._engine.died, name="the engine's death")
             while True:
                 while self._queue and not self._controller.closing:
                     self._dispatch(tasks, self._queue.popleft())
@@ -106,44 +118,44 @@ class Rollout:
 
     def _dispatch(self, tasks: anyio.abc.TaskGroup, group_id: str) -> None:
         group = self._book.groups.get(group_id)
-        if group is None or not group.in_flight or group_id in self._scopes:
+        if group is None or not group.in_flight or group_id in self._siblings:
             return
-        scope = anyio.CancelScope()
-        self._scopes[group_id] = scope
-        tasks.start_soon(self._run_group, group, scope, name=f"group {group_id}")
+        siblings = Siblings()
+        self._siblings[group_id] = siblings
+        tasks.start_soon(self._run_group, group, siblings, name=f"group {group_id}")
 
     def end(self, group_id: str, ending: Ending) -> bool:
         """Cancel the open sessions of a group; each is recorded as its end. False if they don't run here."""
-        scope = self._scopes.get(group_id)
-        if scope is None:
+        siblings = self._siblings.get(group_id)
+        if siblings is None:
             return False
         self._ledger.mark_ending(group_id, ending)
-        scope.cancel()
+        siblings.cancel()
         return True
 
     def runs(self, group_id: str) -> bool:
-        return group_id in self._scopes
+        return group_id in self._siblings
 
     # One group ---------------------------------------------------------------------------------------
 
-    async def _run_group(self, group: Group, scope: anyio.CancelScope) -> None:
-        if self._scopes.get(group.group_id) is not scope:
+    async def _run_group(self, group: Group, siblings: Siblings) -> None:
+        if self._siblings.get(group.group_id) is not siblings:
             return  # it started over, or ended, before this had its first step
         try:
             prompt = self._prompt(group)
         except DamagedPayload as error:
-            del self._scopes[group.group_id]
+            del self._siblings[group.group_id]
             self._controller.fail_unreadable(group, error)
             return
         try:
-            with scope:
-                async with anyio.create_task_group() as tasks:
-                    for session in range(group.size):
-                        tasks.start_soon(self._run_session, group, session, prompt, name=f"{group.group_id}/{session}")
+            await siblings.run(
+                (f"{group.group_id}/{session}", self._run_session(group, session, prompt))
+                for session in range(group.size)
+            )
         finally:
-            current = self._scopes.get(group.group_id) is scope
+            current = self._siblings.get(group.group_id) is siblings
             if current:
-                del self._scopes[group.group_id]
+                del self._siblings[group.group_id]
             self._record_endings(group)
             ending = self._ledger.endings.get(group.group_id)
             if ending is not None and current:
@@ -211,12 +223,12 @@ class Rollout:
         """Run the user's function once and record its end."""
         who = (ctx.group_id, ctx.session, ctx.attempt)
         # A task of its own, because a task group would wait for ever for one that ignores its cancellation.
-        task = asyncio.ensure_future(self._call(ctx))
+        task = loose(self._call(ctx))
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._deadline_s)
+            done = await ended(task, self._deadline_s)
             if not done and self._controller.closing:
                 # The end of the run is its deadline now, and no failure: it starts over with the run.
-                done, _ = await asyncio.wait({task})
+                done = await ended(task)
             elif not done:
                 await self._end_late(task)
         except asyncio.CancelledError:
@@ -244,7 +256,7 @@ class Rollout:
     async def _end_late(self, task: "asyncio.Task[SessionResult]") -> None:
         """Cancel a session that is past its deadline, and give it the grace to end."""
         task.cancel()
-        await asyncio.wait({task}, timeout=self._cancel_grace_s)
+        await ended(task, self._cancel_grace_s)
 
     def _expire(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
         """A session past its deadline that gave no result all the same."""
@@ -256,7 +268,7 @@ class Rollout:
 
     async def _call(self, ctx: SessionContext) -> SessionResult:
         coming = self._function(ctx)
-        if not isinstance(coming, Awaitable):
+        if type(coming) is not CoroutineType and not isinstance(coming, Awaitable):
             # Every session would end so, and each would take a prompt with it.
             raise _NotAsync(
                 f"the session function returned {type(coming).__name__} and nothing to await; "
@@ -274,8 +286,7 @@ class Rollout:
     async def _end_cancelled(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
         """See a cancelled session to its end; past the grace it is lost and what it yet returns is fenced."""
         task.cancel()
-        with anyio.CancelScope(shield=True):
-            done, _ = await asyncio.wait({task}, timeout=self._cancel_grace_s)
+        done = await ended(task, self._cancel_grace_s)
         endings = self._endings.setdefault(ctx.group_id, [])
         if not done:
             self._give_up(task, ctx)

@@ -64,7 +64,7 @@ class Run:
         self.engine = engine
         self._controller = controller
         self._rollout = rollout
-        self._sampler = Sampler(controller)
+        self._sampler = Sampler(controller, engine)
         controller.runner = rollout
         self.deadlines = Deadlines(
             controller,

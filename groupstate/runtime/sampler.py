@@ -21,6 +21,7 @@ from groupstate.core.explain import Explanation, explain
 from groupstate.core.group import Group
 from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.core.trajectory import Trajectory, restored
+from groupstate.engines.port import Engine
 from groupstate.errors import BadSettings, DamagedPayload, RunIsClosed, SampleError, SamplerBusy, SampleTimeout
 from groupstate.logs import Logger
 from groupstate.runtime.controller import Claim, Controller, Waiter
@@ -30,8 +31,9 @@ log = Logger("groupstate.sampler")
 
 
 class Sampler:
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, engine: Engine | None = None) -> None:
         self._controller = controller
+        self._engine = engine
         self._ledger = controller.ledger
         self._book: Book = controller.book
 
@@ -148,10 +150,18 @@ class Sampler:
         )
         if told := last_failure(self._controller, dict(explanation.evicted)):
             explanation = attrs.evolve(explanation, last_failure=told)
-        if self._controller.turn is None or not explanation.unblocked_by:
-            return explanation
-        ways = ("the trainer's turn must end: until then the engine generates nothing", *explanation.unblocked_by)
-        return attrs.evolve(explanation, unblocked_by=ways)
+        if explanation.unblocked_by and (still := self._standing_still()):
+            explanation = attrs.evolve(explanation, unblocked_by=(still, *explanation.unblocked_by))
+        return explanation
+
+    def _standing_still(self) -> str:
+        """What must happen before the engine generates again; empty where it does."""
+        if self._controller.turn is not None:
+            return "the trainer's turn must end: until then the engine generates nothing"
+        state = getattr(self._engine, "state", "generating")
+        if state == "generating":
+            return ""
+        return f"the engine is {state}, by a call from outside: until it is resumed it generates nothing"
 
     def check(self, batch_size: int, partition: str) -> int:
         """The batch size, as Python's own integer.

@@ -235,7 +235,9 @@ class FaultyDisk:
             file = self._open[fd]
             words = f"write {file.name}"
             fault = self._due(words)
-            wanted = bytes(data if fault is None else data[: fault.torn_bytes])[: self.write_bytes_max]
+            wanted = bytes(data if fault is None else data[: fault.torn_bytes])
+            if self.write_bytes_max is not None:
+                wanted = wanted[: self.write_bytes_max]
             taken = wanted if self.space_bytes is None else wanted[: self._room(file, offset)]
             if taken:
                 file.change((offset, taken))

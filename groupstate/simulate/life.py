@@ -16,6 +16,7 @@ import anyio
 import attrs
 
 from groupstate.core import events as ev
+from groupstate.core.book import Book
 from groupstate.core.invariants import Checker
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.errors import GroupstateError, LogError, LogFailed, RolloutDied
@@ -40,6 +41,8 @@ ENDLESS_S = 30 * 86_400.0
 End: TypeAlias = Literal["killed", "power", "closed", "died", "log failed", "done", "breach"]
 
 _OPENING, _DISK, _COMMIT, _DEATH = range(700, 704)
+_OF_SESSIONS = frozenset({ev.SessionStarted, ev.SessionFinished, ev.SessionFailed})
+"""Most events, of which a life takes no note."""
 
 
 class _Killed(BaseException):
@@ -51,7 +54,8 @@ class History:
     """What is known of a run over all its lives."""
 
     witness: Witness = attrs.Factory(Witness)
-    checker: Checker = attrs.Factory(Checker)
+    checker: Checker = attrs.Factory(lambda: Checker(replays=False))
+    """Of what can be read off the events; their replay is checked at the end."""
     kept: list[ev.Record] = attrs.Factory(list)
     """Every durable event."""
     told: Counter[str] = attrs.Factory(Counter)
@@ -71,6 +75,15 @@ class History:
         if found:
             raise Breach(f"invariant {found[0].invariant}", str(found[0]), record.seq)
         self.witness.log.feed(record)
+
+    def compare(self, book: Book) -> None:
+        """
+        Raises:
+            Breach: a book that has taken in the events that were kept, and no more, isn't what they make it.
+        """
+        found = self.checker.compare(book)
+        if found:
+            raise Breach(f"invariant {found[0].invariant}", str(found[0]), len(self.kept))
 
 
 @attrs.define(eq=False)
@@ -382,13 +395,17 @@ class Life:
         pending = self._pending
         if self.over or self.breach is not None or self._log is None or not pending:
             return
-        durable_seq = self._log.durable_seq
+        durable_seq, take = self._log.durable_seq, self.history.take
         while pending and pending[0].seq <= durable_seq:
-            self.history.take(pending.popleft())
+            take(pending.popleft())
+        if not pending and self._run is not None:
+            self.history.compare(self._run.book)
 
     def _note(self, record: ev.Record) -> None:
         self._pending.append(record)
         event = record.event
+        if type(event) in _OF_SESSIONS:
+            return
         if isinstance(event, ev.BatchRequested):
             if self.asking is not None and event.partition == ev.TRAIN:
                 self.asking(event.request)

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import math
 import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -22,29 +23,92 @@ EPOCH_NS = 1_700_000_000_000_000_000
 
 RESOLUTION_S = 1e-9
 
+WAIT_MAX_S = 86_400.0
+"""The furthest jump."""
+
 
 class Deadlock(GroupstateError):
     """Every task is blocked and no timer is pending, or there are only timers, without an end."""
 
 
+TIMERS_CANCELLED_MAX = 100
+"""Cancelled timers that are kept until their time comes; once there are more, and more than of the others, they go."""
+
+JUMPS_UNHEARD = 64
+"""Jumps after which the loop listens to its own pipe, through which it hears of signals: a call of the system costs
+more than a jump."""
+
+
+class _Soon(asyncio.Handle):
+    """A callback for the next round: asyncio's own, made in one step."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: "VirtualLoop",
+        context: contextvars.Context | None,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+    _context: contextvars.Context
+    _loop: "VirtualLoop"
+    _callback: Callable[..., Any]
+    _args: tuple[Any, ...]
+    _cancelled: bool
+    _repr: str | None
+    _source_traceback: Any
+
+
 class _Timer(asyncio.TimerHandle):
-    """Of those that are due at the same time the first that was set comes first, so that a run can be repeated."""
+    """A callback for later, made in one step too."""
 
-    __slots__ = ("number",)
+    __slots__ = ()
 
-    def __lt__(self, other: "_Timer") -> bool:  # type: ignore[override]
-        return (self._when, self.number) < (other._when, other.number)
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: "VirtualLoop",
+        context: contextvars.Context | None,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+        self._scheduled = True
 
+    _context: contextvars.Context
+    _loop: "VirtualLoop"
+    _callback: Callable[..., Any]
+    _args: tuple[Any, ...]
+    _cancelled: bool
+    _repr: str | None
+    _source_traceback: Any
     _when: float
     _scheduled: bool
-    number: int
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]
+            if self._scheduled:
+                self._loop._cancelled_count += 1
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Jumps to the next timer once every task is blocked."""
-
-    _clock_resolution: float
-    """asyncio's own."""
 
     def __init__(self, now_s: float = 0.0, *, until_s: float = math.inf) -> None:
         """
@@ -54,50 +118,134 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """
         self.now_s = now_s
         self.until_s = until_s
+        self._resolution_s = RESOLUTION_S
         self._numbers = itertools.count()
-        super().__init__(_JumpingSelector(self))
+        self._timers: list[tuple[float, int, _Timer]] = []
+        """A heap. Of those that are due at the same time the first that was set comes first, so that a run can be
+        repeated."""
+        self._cancelled_count = 0
+        """Timers in there that were cancelled."""
+        self._jump_count = 0
+        self._clock: tuple[float, int] = (now_s, EPOCH_NS + round(now_s * 1e9))
+        super().__init__(selectors.SelectSelector())
+        self._heard = self._selector.get_map()
+        """Who may be heard: the loop itself, and files and sockets of others, which are rare."""
 
     def time(self) -> float:
         return self.now_s
 
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed or self._debug:
+            return super().call_soon(callback, *args, context=context)
+        handle = _Soon(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.now_s + delay, callback, *args, context=context)
+
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        self._check_closed()
+        if self._closed:
+            self._check_closed()
         timer = _Timer(when, callback, args, self, context)
-        timer.number = next(self._numbers)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
     _check_closed: Callable[[], None]
-    _scheduled: list[asyncio.TimerHandle]
+    _closed: bool
+    _debug: bool
+    _ready: deque[Any]
+    """What runs in this round, or the next."""
+    _stopping: bool
+    _selector: selectors.BaseSelector
+    _process_events: Callable[[list[tuple[selectors.SelectorKey, int]]], None]
 
     def clock_ns(self) -> int:
         """A wall clock that goes with the loop's."""
-        return EPOCH_NS + round(self.now_s * 1e9)
+        now_s, ns = self._clock
+        if now_s != self.now_s:
+            ns = EPOCH_NS + round(self.now_s * 1e9)
+            self._clock = (self.now_s, ns)
+        return ns
 
+    def close(self) -> None:
+        super().close()
+        self._timers.clear()
 
-class _JumpingSelector(selectors.SelectSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
+    # What asyncio's loop does, on this clock --------------------------------------------------------------
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout == 0 and len(self.get_map()) == 1:
-            # Callbacks are due, and nobody but the loop itself could be heard: a call of the system costs more than
-            # they do.
-            return []
-        if ready := super().select(0):
-            return ready
-        if timeout is None:
+    def _run_once(self) -> None:
+        """Rounds of what is due, with a jump of the clock where nothing is, until the loop is stopped."""
+        ready, timers, heard = self._ready, self._timers, self._heard
+        while True:
+            if self._cancelled_count:
+                self._sweep()
+            if len(heard) > 1:
+                self._listen()
+            if not ready and not self._stopping:
+                self._jump()
+            due_s = self.now_s + self._resolution_s
+            while timers and timers[0][0] < due_s:
+                timer = heapq.heappop(timers)[2]
+                timer._scheduled = False
+                ready.append(timer)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self._failed(handle, error)
+            if self._stopping:
+                return
+
+    def _failed(self, handle: asyncio.Handle, error: BaseException) -> None:
+        """A callback raised, which is nobody's but the loop's to hear."""
+        self.call_exception_handler(
+            {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
+        )
+
+    def _sweep(self) -> None:
+        """Take out timers that were cancelled: those that come first, and all once they are many."""
+        timers = self._timers
+        if self._cancelled_count > TIMERS_CANCELLED_MAX and 2 * self._cancelled_count > len(timers):
+            timers[:] = [entry for entry in timers if not entry[2]._cancelled]
+            heapq.heapify(timers)
+            self._cancelled_count = 0
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)[2]._scheduled = False
+            self._cancelled_count -= 1
+
+    def _listen(self) -> None:
+        self._process_events(self._selector.select(0))
+
+    def _jump(self) -> None:
+        """
+        Raises:
+            Deadlock: there is nothing to jump to.
+        """
+        self._jump_count += 1
+        if not self._timers or self._jump_count % JUMPS_UNHEARD == 0:
+            self._listen()
+            if self._ready:
+                return
+        if not self._timers:
             raise Deadlock("every task is blocked and no timer is pending")
-        if self._loop.now_s > self._loop.until_s:
-            raise Deadlock(f"the clock is past {self._loop.until_s:g} s, and there is no end")
-        now_s = self._loop.now_s = self._loop.now_s + max(timeout, 0.0)
-        # asyncio runs the timers that lie before now + resolution. Far out a float has no number between the two.
-        self._loop._clock_resolution = max(RESOLUTION_S, math.ulp(now_s))
-        return []
+        if self.now_s > self.until_s:
+            raise Deadlock(f"the clock is past {self.until_s:g} s, and there is no end")
+        wait_s = min(max(0.0, self._timers[0][0] - self.now_s), WAIT_MAX_S)
+        self.now_s += wait_s
+        # The timers that lie before now + resolution run. Far out a float has no number between the two.
+        self._resolution_s = max(RESOLUTION_S, math.ulp(self.now_s))
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:

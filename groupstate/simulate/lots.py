@@ -34,10 +34,23 @@ class Lots:
             state = _mixed((state + part * _GOLDEN + _GOLDEN) & _MASK)
         self._state = state
 
+    def of(self, *key: int) -> "Lots":
+        """The stream whose key goes on with `key`, for who begins many that differ in their ends only. Nothing may have
+        been drawn from this one."""
+        longer = Lots.__new__(Lots)
+        state = self._state
+        for part in key:
+            state = _mixed((state + part * _GOLDEN + _GOLDEN) & _MASK)
+        longer._state = state
+        return longer
+
     def unit(self) -> float:
         """In [0, 1)."""
-        self._state = (self._state + _GOLDEN) & _MASK
-        return (_mixed(self._state) >> 11) * 2.0**-53
+        # `_mixed` once more, since a call takes longer than what it does.
+        value = self._state = (self._state + _GOLDEN) & _MASK
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        return ((value ^ (value >> 31)) >> 11) * 2.0**-53
 
     def chance(self, probability: float) -> bool:
         return probability > 0.0 and self.unit() < probability

@@ -4,7 +4,7 @@ Rule: a scenario counts only if playing it ends in the same breach. Where time d
 middle of a wait) it may not, and then there is none.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -26,7 +26,7 @@ Step = dict[str, Any]
 
 
 @attrs.frozen
-class _After:
+class After:
     """What comes behind an event."""
 
     _all: Sequence[ev.AnyEvent]
@@ -37,7 +37,9 @@ class _After:
 
 
 @attrs.define
-class _Teller:
+class Teller:
+    """Makes steps of events, given in order."""
+
     steps: list[Step] = attrs.Factory(list)
     version: int = 0
     closed: bool = False
@@ -47,8 +49,8 @@ class _Teller:
     samples: int = 0
     cancelled: set[str] = attrs.Factory(set)
 
-    def tell(self, event: ev.AnyEvent, after: "_After") -> None:
-        teller = _TELLERS.get(type(event))
+    def tell(self, event: ev.AnyEvent, after: "After") -> None:
+        teller = _BY_KIND.get(type(event))
         if teller is None:
             return
         if self.recovering and isinstance(event, ev.GroupRequeued | ev.BatchReturned | ev.RunRewound):
@@ -56,7 +58,7 @@ class _Teller:
         self.recovering = False
         self.steps.extend(teller(self, event, after))
 
-    def _submitted(self, event: ev.GroupSubmitted, after: "_After") -> Iterator[Step]:
+    def _submitted(self, event: ev.GroupSubmitted, after: "After") -> Iterator[Step]:
         step: Step = {"submit": event.group_id, "n": event.size - event.oversample}
         if event.weight_version != self.version:
             step["weight_version"] = event.weight_version
@@ -66,17 +68,17 @@ class _Teller:
             step["partition"] = event.partition
         yield step
 
-    def _started(self, event: ev.SessionStarted, after: "_After") -> Iterator[Step]:
+    def _started(self, event: ev.SessionStarted, after: "After") -> Iterator[Step]:
         yield {"start": f"{event.group_id}/{event.session}", "attempt": event.attempt}
 
-    def _finished(self, event: ev.SessionFinished, after: "_After") -> Iterator[Step]:
+    def _finished(self, event: ev.SessionFinished, after: "After") -> Iterator[Step]:
         rows = []
         for row in event.trajectories:
             versions = [span.weight_version for span in row.spans for _ in range(span.start, span.stop)]
             rows.append({"metrics": dict(row.metrics), **({"versions": versions} if versions else {})})
         yield {"finish": f"{event.group_id}/{event.session}", "attempt": event.attempt, "trajectories": rows}
 
-    def _failed(self, event: ev.SessionFailed, after: "_After") -> Iterator[Step]:
+    def _failed(self, event: ev.SessionFailed, after: "After") -> Iterator[Step]:
         if event.failure == "spare" or event.group_id in self.cancelled:
             return
         if event.failure == "cancelled" and _is_given_up(event.group_id, after):
@@ -90,43 +92,43 @@ class _Teller:
             "retryable": event.retry_in_s is not None,
         }
 
-    def _fenced(self, event: ev.ResultFenced, after: "_After") -> Iterator[Step]:
+    def _fenced(self, event: ev.ResultFenced, after: "After") -> Iterator[Step]:
         verb = {"finished": "finish", "failed": "fail", "started": "start"}[event.result]
         if event.attempt >= 1:
             yield {verb: f"{event.group_id}/{event.session}", "attempt": event.attempt}
 
-    def _requeued(self, event: ev.GroupRequeued, after: "_After") -> Iterator[Step]:
+    def _requeued(self, event: ev.GroupRequeued, after: "After") -> Iterator[Step]:
         self.cancelled.discard(event.group_id)
         if not event.by_rule and not event.reason.startswith("the run closed"):
             yield {"requeue": event.group_id}
 
-    def _published(self, event: ev.WeightsPublished, after: "_After") -> Iterator[Step]:
+    def _published(self, event: ev.WeightsPublished, after: "After") -> Iterator[Step]:
         self.version = event.weight_version
         yield {"publish": event.weight_version}
 
-    def _requested(self, event: ev.BatchRequested, after: "_After") -> Iterator[Step]:
+    def _requested(self, event: ev.BatchRequested, after: "After") -> Iterator[Step]:
         self.samples += 1
         self.waiters[event.request] = self.samples
         yield {"sample": event.size, **({} if event.partition == ev.TRAIN else {"partition": event.partition})}
 
-    def _request_cancelled(self, event: ev.BatchRequestCancelled, after: "_After") -> Iterator[Step]:
+    def _request_cancelled(self, event: ev.BatchRequestCancelled, after: "After") -> Iterator[Step]:
         if (waiter := self.waiters.pop(event.request, None)) is not None:
             yield {"cancel_sample": True, "waiter": waiter}
 
-    def _committed(self, event: ev.BatchCommitted, after: "_After") -> Iterator[Step]:
+    def _committed(self, event: ev.BatchCommitted, after: "After") -> Iterator[Step]:
         yield {"commit": event.batch}
 
-    def _returned(self, event: ev.BatchReturned, after: "_After") -> Iterator[Step]:
+    def _returned(self, event: ev.BatchReturned, after: "After") -> Iterator[Step]:
         yield {"release": event.batch}
 
-    def _marked(self, event: ev.CheckpointMarked, after: "_After") -> Iterator[Step]:
+    def _marked(self, event: ev.CheckpointMarked, after: "After") -> Iterator[Step]:
         yield {"checkpoint": f"mark {event.mark}"}
 
-    def _closed(self, event: ev.RunClosed, after: "_After") -> Iterator[Step]:
+    def _closed(self, event: ev.RunClosed, after: "After") -> Iterator[Step]:
         self.closed = True
         yield {"close": True}
 
-    def _recovered(self, event: ev.RunRecovered, after: "_After") -> Iterator[Step]:
+    def _recovered(self, event: ev.RunRecovered, after: "After") -> Iterator[Step]:
         if not self.closed:
             yield {"crash": True}
         self.closed, self.recovering = False, True
@@ -138,42 +140,42 @@ class _Teller:
         yield {"recover": True, **back}
 
 
-def _is_given_up(group_id: str, after: _After) -> bool:
+def _is_given_up(group_id: str, after: After) -> bool:
     for event in after.events():
         if isinstance(event, ev.GroupFailed) and event.group_id == group_id:
             return event.cancelled
     return False
 
 
-_TELLERS: dict[type[ev.Event], Callable[[_Teller, Any, _After], Iterator[Step]]] = {
-    ev.GroupSubmitted: _Teller._submitted,
-    ev.SessionStarted: _Teller._started,
-    ev.SessionFinished: _Teller._finished,
-    ev.SessionFailed: _Teller._failed,
-    ev.ResultFenced: _Teller._fenced,
-    ev.GroupRequeued: _Teller._requeued,
-    ev.WeightsPublished: _Teller._published,
-    ev.BatchRequested: _Teller._requested,
-    ev.BatchRequestCancelled: _Teller._request_cancelled,
-    ev.BatchCommitted: _Teller._committed,
-    ev.BatchReturned: _Teller._returned,
-    ev.CheckpointMarked: _Teller._marked,
-    ev.RunClosed: _Teller._closed,
-    ev.RunRecovered: _Teller._recovered,
+_BY_KIND: dict[type[ev.Event], Callable[[Teller, Any, After], Iterator[Step]]] = {
+    ev.GroupSubmitted: Teller._submitted,
+    ev.SessionStarted: Teller._started,
+    ev.SessionFinished: Teller._finished,
+    ev.SessionFailed: Teller._failed,
+    ev.ResultFenced: Teller._fenced,
+    ev.GroupRequeued: Teller._requeued,
+    ev.WeightsPublished: Teller._published,
+    ev.BatchRequested: Teller._requested,
+    ev.BatchRequestCancelled: Teller._request_cancelled,
+    ev.BatchCommitted: Teller._committed,
+    ev.BatchReturned: Teller._returned,
+    ev.CheckpointMarked: Teller._marked,
+    ev.RunClosed: Teller._closed,
+    ev.RunRecovered: Teller._recovered,
 }
 
 
 def steps_of(records: Iterable[ev.Record]) -> list[Step]:
     """What was done from outside, in order; the last step checks all invariants."""
     events = [record.event for record in records]
-    teller = _Teller()
+    teller = Teller()
     for number, event in enumerate(events):
-        teller.tell(event, _After(events, number))
+        teller.tell(event, After(events, number))
     return [*teller.steps, {"check": True}]
 
 
-def scenario_text(plan: Plan, steps: Sequence[Step], title: str) -> str:
-    rules = {name: value for name, value in plan.rules.items() if name not in LEFT_OUT}
+def scenario_text(rules: Mapping[str, Any], steps: Sequence[Step], title: str) -> str:
+    """A scenario file."""
     lines = [f"  {toml_value(step)}," for step in steps]
     return "\n".join([f"title = {toml_value(title)}", f"rules = {toml_value(rules)}", "steps = [", *lines, "]", ""])
 
@@ -188,12 +190,12 @@ def retold(plan: Plan, records: Sequence[ev.Record], kind: str, title: str) -> s
     steps = steps_of(records)
     if not kind.startswith("invariant") or not plays.fails(steps):
         return None
-    return scenario_text(plan, _fewer(steps, plays), title)
+    return scenario_text(plays.rules, _fewer(steps, plays), title)
 
 
 class _Plays:
     def __init__(self, plan: Plan, kind: str) -> None:
-        self._rules = {name: value for name, value in plan.rules.items() if name not in LEFT_OUT}
+        self.rules = {name: value for name, value in plan.rules.items() if name not in LEFT_OUT}
         self._sign = f": {kind}:"
         self.count = 0
 
@@ -201,7 +203,7 @@ class _Plays:
         """Whether playing these ends in the breach, and in nothing else before."""
         self.count += 1
         try:
-            play(parse({"rules": self._rules, "steps": list(steps)}))
+            play(parse({"rules": self.rules, "steps": list(steps)}))
         except StepFailed as failed:
             return self._sign in str(failed)
         except MalformedScenario:

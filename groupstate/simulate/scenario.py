@@ -26,6 +26,7 @@ from groupstate.core.events import VersionSpan
 from groupstate.core.invariants import violations
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt
+from groupstate.core.select import held_by_stale
 from groupstate.core.trajectory import Trajectory
 from groupstate.errors import GroupstateError, SourceFailed, UnknownGroup
 from groupstate.log.file import FileLog
@@ -387,6 +388,11 @@ class Runner:
             return {group_id: self._phase(group_id) for group_id in expected}
         if name == "counts":
             return {phase: self._count(phase) for phase in expected}
+        if name == "held_by":
+            held = held_by_stale(self.run.book, self.run.rules)
+            return MISSING if held is None else held.group_id
+        if name in _OF_LOG:
+            return _picked(_OF_LOG[name](self._events_since(0), expected), expected)
         return _OF_EVENTS[name](self._events_since(before))
 
     def _of_batch(self, name: str, expected: Any, step: Step) -> Any:
@@ -431,6 +437,23 @@ _OF_EVENTS: dict[str, Callable[[list[ev.AnyEvent]], Any]] = {
     "starved": lambda events: [e.dataset for e in events if isinstance(e, ev.DatasetStarved)],
     "fenced": _fenced,
 }
+
+
+def _evictions(events: Iterable[ev.AnyEvent]) -> list[ev.GroupEvicted]:
+    return [event for event in events if isinstance(event, ev.GroupEvicted)]
+
+
+def _requeues(events: Iterable[ev.AnyEvent], wanted: Iterable[str]) -> dict[str, int]:
+    found = [event.group_id for event in events if isinstance(event, ev.GroupRequeued)]
+    return {group_id: found.count(group_id) for group_id in wanted}
+
+
+_OF_LOG: dict[str, Callable[[list[ev.AnyEvent], Any], dict[str, Any]]] = {
+    "reasons": lambda events, _: {e.group_id: list(e.reasons) for e in _evictions(events)},
+    "credit": lambda events, _: {e.group_id: e.credit for e in _evictions(events)},
+    "requeues": _requeues,
+}
+"""Of all that has happened so far, whichever step it was in."""
 
 
 def _told(error: BaseException | None) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from groupstate.simulate.life import Life
 
 _SESSION, _PROMPT = 501, 502
+FATES = ("error", "retryable", "empty", "refused", "hangs", "missing")
+_NOTHING = Trajectory()
 TOKEN_S = 1.0
 LINGER_S = ((0.05, 4.0), (4.0, 90.0))
 """How long a session goes on that ignores its cancellation: half of them within the grace of the run, half beyond."""
@@ -38,6 +40,8 @@ def session_of(life: "Life") -> Callable[[SessionContext], Awaitable[SessionResu
     """The session function of a life."""
     plan, sessions = life.plan, life.plan.sessions
     slow = plan.source.slow
+    fates = [(name, part) for name in FATES if (part := getattr(sessions, name)) > 0.0]
+    prompts: dict[str, _Known] = {}
 
     async def session(ctx: SessionContext) -> SessionResult:
         key = str(ctx.prompt.content)
@@ -46,9 +50,11 @@ def session_of(life: "Life") -> Callable[[SessionContext], Awaitable[SessionResu
         except Breach as breach:
             life.breached(breach)
             raise
-        number = number_of(key)
-        lots = Lots(plan.seed, _SESSION, number, ctx.session, ctx.attempt)
-        fate = _fate(life, lots)
+        known = prompts.get(key)
+        if known is None:
+            known = prompts[key] = _Known(plan, key)
+        lots = known.lots.of(ctx.session, ctx.attempt)
+        fate = _fate(life, fates, lots)
         delay_s = sessions.delay.draw(lots) * slow.get(ctx.prompt.dataset, 1.0)
         generated: list[Trajectory] = []
         try:
@@ -67,18 +73,28 @@ def session_of(life: "Life") -> Callable[[SessionContext], Awaitable[SessionResu
             raise RetryableError("the sandbox is busy")
         if fate == "empty":
             return None
-        return _rows(life, ctx, key, number, lots, fate, generated)
+        return _rows(life, ctx, known, lots, fate, generated)
 
     return session
 
 
-def _fate(life: "Life", lots: Lots) -> str:
-    sessions = life.plan.sessions
+class _Known:
+    """What the sessions of a prompt have in common."""
+
+    __slots__ = ("flat", "key", "lots")
+
+    def __init__(self, plan: Plan, key: str) -> None:
+        number = number_of(key)
+        self.key = key
+        self.lots = Lots(plan.seed, _SESSION, number)
+        self.flat = Lots(plan.seed, _PROMPT, number).chance(plan.sessions.flat)
+
+
+def _fate(life: "Life", fates: list[tuple[str, float]], lots: Lots) -> str:
     drawn = lots.unit()
     if life.calm:
         return ""
-    for name in ("error", "retryable", "empty", "refused", "hangs", "missing"):
-        part = getattr(sessions, name)
+    for name, part in fates:
         if drawn < part:
             return name
         drawn -= part
@@ -109,20 +125,19 @@ async def _linger(life: "Life", lots: Lots) -> None:
 def _rows(
     life: "Life",
     ctx: SessionContext,
-    key: str,
-    number: int,
+    known: _Known,
     lots: Lots,
     fate: str,
     generated: list[Trajectory],
 ) -> list[Trajectory]:
     sessions = life.plan.sessions
-    flat = Lots(life.plan.seed, _PROMPT, number).chance(sessions.flat)
-    text = text_of(key, ctx.group_id, ctx.session, ctx.attempt)
+    flat = known.flat
+    text = text_of(known.key, ctx.group_id, ctx.session, ctx.attempt)
     rows = []
     for index in range(max(len(generated), 1 + lots.below(sessions.rows_most))):
         metrics = {} if fate == "missing" else {FILTER_METRIC: 1.0 if flat else float(lots.below(4))}
         reward = float("nan") if fate == "refused" else metrics.get(FILTER_METRIC, 0.0)
-        made = generated[index] if index < len(generated) else Trajectory()
+        made = generated[index] if index < len(generated) else _NOTHING
         rows.append(
             Trajectory(
                 prompt_ids=made.prompt_ids,

@@ -30,7 +30,6 @@ from groupstate.errors import MissingExtra
 from groupstate.runtime.opening import open_run
 from groupstate.runtime.run import Run
 from groupstate.simulate.loop import VirtualLoop
-from groupstate.testing.contract import Contract
 from groupstate.testing.invariants import assert_invariants
 
 try:
@@ -55,10 +54,9 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: Any) -> None:
     """In pytest-asyncio's mode `strict`, what is ours is marked for it."""
     if not inspect.iscoroutinefunction(obj) or _mode(collector.config) != "strict":
         return
-    of_contract = issubclass(getattr(collector, "cls", None) or object, Contract)
     marks = {mark.name for mark in (*getattr(obj, "pytestmark", ()), *collector.iter_markers())}
     asked_for = {"virtual_loop", "open_virtual_run"} & set(inspect.signature(obj).parameters)
-    if "asyncio" not in marks and (of_contract or asked_for or VIRTUAL in marks):
+    if "asyncio" not in marks and (asked_for or VIRTUAL in marks):
         pytest.mark.asyncio(obj)
 
 

@@ -20,7 +20,7 @@ SHOWN_MAX: Final = 5
 """Findings that the text tells in full; `violations` has them all."""
 
 EVENTS_MAX: Final = 6
-"""Events that are shown of each, the last ones about its group."""
+"""Events that are shown of each beside those that can't all be true, the last ones about its group."""
 
 RIGHT: Final[dict[int, str]] = {
     1: "the end of the last session and the group's end are one write, and no session has a later attempt",
@@ -91,15 +91,20 @@ def _told(violation: Violation, records: Sequence[ev.Record]) -> str:
 
 
 def _events(violation: Violation, records: Sequence[ev.Record]) -> list[str]:
-    """The last events that it is about, that at which it shows included."""
+    """The events that can't all be true, and the last ones about its group."""
     about = [
         record
         for record in records
-        if record.seq == violation.seq
+        if record.seq in violation.witness
         or (record.seq < violation.seq and violation.group_id and violation.group_id in _groups_of(record.event))
     ]
-    shown = [f"{record.seq:>6}  {kind_of(record.event)}  {in_words(record.event)}" for record in about[-EVENTS_MAX:]]
-    return shown if len(about) <= EVENTS_MAX else ["   ...", *shown]
+    last = {record.seq for record in about[-EVENTS_MAX:]}
+    shown = [
+        f"{record.seq:>6}  {kind_of(record.event)}  {in_words(record.event)}"
+        for record in about
+        if record.seq in last or record.seq in violation.witness
+    ]
+    return shown if len(about) == len(shown) else ["   ...", *shown]
 
 
 def _groups_of(event: ev.AnyEvent) -> tuple[str, ...]:

@@ -12,23 +12,31 @@ After every step the invariants hold, the model expects each event that was reco
 what can't come; in the end everything goes well, and whoever waits must have an answer. A failure is a `BrokenStory`.
 """
 
-import inspect
-from collections.abc import Sequence
+import functools
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
 from typing import Any, ClassVar
 
 from groupstate.core.custom import CustomRule
+from groupstate.core.events import VALIDATION
 from groupstate.core.rules import Rules
-from groupstate.errors import MissingExtra
+from groupstate.errors import BadSettings, MissingExtra
 from groupstate.testing import strategies
 from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story
+from groupstate.testing.plain.run import Row
+from groupstate.testing.said import check_names, own_selection
+from groupstate.testing.shorter import Shorter
 from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
-from groupstate.testing.twin import Twin, names
+from groupstate.testing.twin import BrokenStory, Twin, names
 from groupstate.testing.watched import Asked
 
 try:
     from hypothesis import Phase, settings
     from hypothesis import strategies as st
+    from hypothesis.errors import Flaky
     from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 except ModuleNotFoundError as error:
     raise MissingExtra("groupstate.testing.machine", "hypothesis", "testing") from error
@@ -37,16 +45,41 @@ except ModuleNotFoundError as error:
 LAST_THINGS = ["finish_group", "sample", "publish", "commit", "release", "cancel", "fail_group"]
 """What a process may be at when it dies."""
 
-ONE_OR_TWO = st.lists(PICKS, min_size=1, max_size=1) | st.lists(PICKS, min_size=1, max_size=2)
+PACKAGE = Path(__file__).parents[1]
+
+NOT_THE_SAME = (
+    "Told again, the same story went otherwise: the rule looks at something beside the book, such as a clock, a random "
+    "number, or what it remembers."
+)
+
+ENDS = PICKS | st.integers(0, 9999)
+"""How a session ends: a number that stands for a value of each metric, and a length."""
+
+ONE_OR_TWO = st.lists(ENDS, min_size=1, max_size=1) | st.lists(ENDS, min_size=1, max_size=2)
+ONE_TO_THREE = st.lists(ENDS, min_size=1, max_size=3)
+
+
+OTHERS = {
+    "rules": "run_rules = Rules(...)",
+    "settings": "`settings` of the TestCase",
+    **dict.fromkeys(("select", "eviction", "evict", "custom"), "selection = the function; it yields Drop too"),
+}
 
 
 class GroupMachine(RuleBasedStateMachine):
+    """Runs under your rules, made up by hypothesis. Subclass it, say what it is about in the attributes below, and give
+    its `TestCase` to pytest."""
+
     run_rules: ClassVar[Rules | None] = None
     """The rules that every story is played under. None with a `selection`: `Rules()`; without one: others each time."""
     selection: ClassVar[Any] = None
     """A selection of your own: the function itself."""
     values: ClassVar[Sequence[float]] = VALUES
     """Of the metric that sessions report (`filter_metric`, or `reward`). Put the bounds of your rule among them."""
+    metrics: ClassVar[Mapping[str, Sequence[float]]] = {}
+    """Other metrics that sessions report, by name, and what each may be."""
+    lengths: ClassVar[Sequence[int]] = ()
+    """How many tokens an answer may have. Without it that is 0, 1 or 2."""
     sources: ClassVar[Sequence[int | None]] = (100, 3, None, 8)
     """How many prompts the source may have; None for no source."""
     patient: ClassVar[bool] = False
@@ -60,10 +93,15 @@ class GroupMachine(RuleBasedStateMachine):
         """Which lines of the library a failure has in common, and whether there is a second one, tells little of a
         rule and takes long to find out."""
         super().__init_subclass__(**kwargs)
+        check_names(cls, GroupMachine, OTHERS)
+        own_selection(cls)
         usual = cls.TestCase.settings
         cls.TestCase.settings = settings(
-            usual, phases=[phase for phase in usual.phases if phase is not Phase.explain], report_multiple_bugs=False
+            usual,
+            phases=[phase for phase in usual.phases if phase not in (Phase.explain, Phase.shrink)],
+            report_multiple_bugs=False,
         )
+        _tell_in_short(cls)
 
     def promise(self, asked: Asked) -> None:
         """What each answer of `selection` is held against; override it, and assert what the rule is meant to give."""
@@ -72,22 +110,30 @@ class GroupMachine(RuleBasedStateMachine):
         """What must hold after each line of a story; override it, and look at `story.book`, `story.batches()`,
         `story.evicted()`. It isn't called between the death of a process and its recovery."""
 
+    _broken: ClassVar[Shorter | None] = None
+    """The last story in which something was wrong."""
+
     # The steps ---------------------------------------------------------------------------------------
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
         rules = self._rules(data)
         count = data.draw(st.sampled_from(list(self.sources)), "prompts of the source")
-        self.twin = Twin(
+        admits = count is not None and data.draw(st.booleans(), "a rollout is running")
+        self.twin = self._twin(rules, count, admits)
+        self._shorter = Shorter(functools.partial(self._twin, rules), self.twin, count, admits)
+        self.moves = Moves(self.twin, values=self.values)
+
+    def _twin(self, rules: Rules, prompts: int | None, admits: bool) -> Twin:
+        return Twin(
             rules=rules,
-            source=None if count is None else names(count),
-            admits=count is not None and data.draw(st.booleans(), "a rollout is running"),
+            source=None if prompts is None else names(prompts),
+            admits=admits,
             selection=self._selection(),
             promise=self.promise,
             check=self.check,
             patient=self.patient,
         )
-        self.moves = Moves(self.twin, values=self.values)
 
     def _rules(self, data: st.DataObject) -> Rules:
         if self.run_rules is not None or self._selection() is not None:
@@ -96,10 +142,12 @@ class GroupMachine(RuleBasedStateMachine):
 
     @classmethod
     def _selection(cls) -> CustomRule | None:
-        """The function, which isn't a method although it stands in a class."""
-        found = inspect.getattr_static(cls, "selection")
-        function: CustomRule | None = found.__func__ if isinstance(found, staticmethod) else found
-        return function
+        found = own_selection(cls)
+        if found is None and cls.promise is not GroupMachine.promise:
+            raise BadSettings(
+                f"{cls.__qualname__} has a promise, and no selection that could keep it; say selection = the function"
+            )
+        return found
 
     @precondition(lambda self: self.moves.can_submit())
     @rule(size=st.integers(1, 3), partition=PARTITIONS, dataset=st.sampled_from(["", "math", "code"]))
@@ -117,12 +165,12 @@ class GroupMachine(RuleBasedStateMachine):
         self.moves.finish(pick, self._values(values), versions)
 
     @precondition(lambda self: self.moves.can_finish_group())
-    @rule(pick=PICKS, values=st.lists(PICKS, min_size=1, max_size=3), partition=PARTITIONS)
+    @rule(pick=PICKS, values=ONE_TO_THREE, partition=PARTITIONS)
     def finish_group(self, pick: int, values: list[int], partition: str) -> None:
         self.moves.finish_group(pick, self._values(values), partition)
 
     @precondition(lambda self: self.moves.can_finish_group())
-    @rule(count=st.integers(1, 3), values=st.lists(PICKS, min_size=1, max_size=3))
+    @rule(count=st.integers(1, 3), values=ONE_TO_THREE)
     def finish_groups(self, count: int, values: list[int]) -> None:
         """Several at once, since single steps seldom lead to a batch."""
         for number in range(count):
@@ -130,7 +178,7 @@ class GroupMachine(RuleBasedStateMachine):
                 self.moves.finish_group(number, self._values(values))
 
     @precondition(lambda self: self.moves.can_finish_group())
-    @rule(count=st.integers(1, 2), values=st.lists(PICKS, min_size=1, max_size=3), commits=st.booleans())
+    @rule(count=st.integers(1, 2), values=ONE_TO_THREE, commits=st.booleans())
     def train(self, count: int, values: list[int], commits: bool) -> None:
         """What a trainer does: sample, learn, publish, and commit later perhaps."""
         for number in range(count):
@@ -142,6 +190,14 @@ class GroupMachine(RuleBasedStateMachine):
             self.moves.publish(1)
         if commits and self.moves.has_batch():
             self.moves.commit(0)
+
+    @precondition(lambda self: self.moves.can_finish_group())
+    @rule(size=st.integers(1, 2), values=ONE_TO_THREE)
+    def validate(self, size: int, values: list[int]) -> None:
+        """A group of validation ends beside a sampler of training, which it is nothing to."""
+        self.moves.finish_group(0, self._values(values), VALIDATION)
+        if self.moves.can_sample():
+            self.moves.sample(size)
 
     @precondition(lambda self: self.failures and self.moves.can_finish())
     @rule(pick=PICKS, kind=FAILURES, retryable=st.booleans())
@@ -240,14 +296,76 @@ class GroupMachine(RuleBasedStateMachine):
             self.moves.fail_group(pick)
         self.moves.recover(0)
 
-    def _values(self, picks: Sequence[int]) -> list[float]:
-        return [self.values[pick % len(self.values)] for pick in picks]
+    def _values(self, picks: Sequence[int]) -> list[float | Row]:
+        return [self._row(pick) if self.metrics or self.lengths else self._digits(pick)[0] for pick in picks]
+
+    def _row(self, pick: int) -> Row:
+        value, *others, tokens = self._digits(pick)
+        return Row({self.twin.metric: value, **dict(zip(self.metrics, others, strict=True))}, [], tokens)
+
+    def _digits(self, pick: int) -> list[Any]:
+        """A choice of each kind, as the digits of a number are."""
+        digits: list[Any] = []
+        for choices in self._choices():
+            pick, digit = divmod(pick, len(choices))
+            digits.append(choices[digit])
+        return digits
+
+    @classmethod
+    def _choices(cls) -> list[Sequence[Any]]:
+        return [cls.values, *cls.metrics.values(), cls.lengths or (None,)]
 
     def teardown(self) -> None:
         """All goes well in the end, unless something is wrong already."""
-        if not self._is_broken():
-            self.twin.end_well((self.values[0], self.values[-1]))
+        try:
+            if not self._is_broken():
+                self.twin.end_well(self._values([0, prod(map(len, self._choices())) - 1]))
+        finally:
+            if hasattr(self, "twin") and self.twin.broken is not None:
+                type(self)._broken = self._shorter
 
     def _is_broken(self) -> bool:
         twin = getattr(self, "twin", None)
         return twin is None or twin.broken is not None
+
+
+def _tell_in_short(cls: type[GroupMachine]) -> None:
+    """What pytest shows of a failure is its story, in as few lines as show it, and the user's own code."""
+    run = cls.TestCase.runTest
+
+    @functools.wraps(run)
+    def run_test(self: Any) -> None:
+        if (broken := _failure(cls, functools.partial(run, self))) is not None:
+            raise broken
+
+    cls.TestCase.runTest = run_test  # type: ignore[method-assign]
+
+
+def _failure(cls: type[GroupMachine], run: Callable[[], None]) -> BrokenStory | None:
+    """
+    Raises:
+        Exception: of a run in which no story was broken.
+    """
+    cls._broken = None
+    is_flaky = False
+    try:
+        run()
+    except (BrokenStory, Flaky) as error:
+        if cls._broken is None:
+            raise
+        is_flaky = isinstance(error, Flaky)
+    if cls._broken is None:
+        return None
+    # Not while the error is handled: it would be shown as well, with a story that is longer.
+    broken = cls._broken.run()
+    if is_flaky:
+        broken.add(NOT_THE_SAME)
+    if not _is_of_a_user(broken.__cause__):
+        broken.__cause__ = None
+    return broken.with_traceback(None)
+
+
+def _is_of_a_user(error: BaseException | None) -> bool:
+    """Whether it comes from code outside this package."""
+    frames = traceback.extract_tb(None if error is None else error.__traceback__)
+    return any(not Path(frame.filename).is_relative_to(PACKAGE) for frame in frames)

@@ -58,11 +58,11 @@ class Moves:
     def can_finish(self) -> bool:
         return self._alive and bool(self.twin.in_flight)
 
-    def finish(self, pick: int, values: Sequence[float | None], versions: Sequence[int] = ()) -> None:
+    def finish(self, pick: int, values: Sequence[float | Row | None], versions: Sequence[int] = ()) -> None:
         """One session, which is started if it waits.
 
         Args:
-            values: of the metric, one for each trajectory; None for one that lacks it.
+            values: of the metric, one for each trajectory, or a row; None for one that lacks it.
             versions: of the tokens of each, as steps from the current version.
         """
         group = nth(self.twin.in_flight, pick)
@@ -72,15 +72,17 @@ class Moves:
         if not self.twin.died and group.sessions[number].state == "open":
             current = self.twin.model.version
             used = [max(0, current + step) for step in versions]
-            self.twin.finish(group.name, number, [Row(self._metrics(value), list(used)) for value in values])
+            self.twin.finish(group.name, number, [self._row(value, used) for value in values])
 
-    def _metrics(self, value: float | None) -> dict[str, float]:
-        return {"other": 1.0} if value is None else {self.twin.metric: value}
+    def _row(self, value: float | Row | None, versions: list[int]) -> Row:
+        if isinstance(value, Row):
+            return Row(value.metrics, versions[: value.tokens], value.tokens)
+        return Row({"other": 1.0} if value is None else {self.twin.metric: value}, list(versions))
 
     def can_finish_group(self) -> bool:
         return self._alive and (bool(self.twin.in_flight) or self.can_submit())
 
-    def finish_group(self, pick: int, values: Sequence[float], partition: str = ev.TRAIN) -> None:
+    def finish_group(self, pick: int, values: Sequence[float | Row], partition: str = ev.TRAIN) -> None:
         """All of a group; a new one if none is in flight in the partition."""
         flying = [group for group in self.twin.in_flight if group.partition == partition]
         if not flying:

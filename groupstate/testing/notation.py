@@ -7,8 +7,9 @@ sessions `g7.0`; where a session belongs, the bare group id means all of them in
 
     submit ID/N     stamp= partition= dataset= cause= position= content=
     start ID[.S]    attempt= version=
-    finish ID[.S]   metrics as name=value, `versions=3,3,4` (one per token), `|` between trajectories,
-                    `nothing` for none at all; attempt=
+    finish ID[.S]   metrics as name=value, `versions=3,3,4` (one per token), `tokens=8` for the length of the answer
+                    (where versions are fewer, the last is that of the rest), `|` between trajectories, `nothing` for
+                    none at all; attempt=
     fail ID[.S]     a kind of failure (default error), `retryable`; attempt=
     cancel ID, requeue ID
     publish V, exhausted, mark [NAME], wait SECONDS, close
@@ -104,6 +105,8 @@ class Story:
         self.rules = rules or Rules()
         self.log = MortalLog()
         self.now_ns = START_NS
+        self.lines: list[str] = []
+        """What was told until now."""
         self.waiters: list[Waiter] = []
         self.fenced: list[ev.FenceReason | None] = []
         """For each result in turn: why it was fenced, None if it was taken."""
@@ -149,6 +152,7 @@ class Story:
     def tell(self, *lines: str) -> "Story":
         """Go on with more lines."""
         for line in lines:
+            self.lines.append(line)
             verb, *words = line.split()
             handler = _VERBS.get(verb)
             if handler is None:
@@ -486,8 +490,11 @@ def _rows(words: list[str]) -> list[Trajectory] | None:
 def _row(options: dict[str, str]) -> Trajectory:
     options.pop("attempt", None)
     versions = [int(version) for version in options.pop("versions", "").split(",") if version]
+    tokens = int(options.pop("tokens", len(versions)))
+    assert tokens >= len(versions), f"{len(versions)} versions for {tokens} tokens; a version is that of a token"
+    versions += versions[-1:] * (tokens - len(versions))
     metrics = {name: float(value) for name, value in options.items()}
-    return Trajectory(response_ids=[1] * len(versions), spans=_spans(versions), metrics=metrics)
+    return Trajectory(response_ids=[1] * tokens, spans=_spans(versions), metrics=metrics)
 
 
 def _spans(versions: list[int]) -> list[ev.VersionSpan]:

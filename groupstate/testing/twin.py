@@ -9,10 +9,11 @@ Rule 1: each method is one line of the notation, or a few; what can't happen now
 Rule 2: whatever turns out wrong is a `BrokenStory`, whose text can be pasted as a test.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, ParamSpec
 
 from groupstate.core import events as ev
 from groupstate.core import explain as explaining
@@ -25,7 +26,9 @@ from groupstate.testing.notation import Story
 from groupstate.testing.plain.model import Model
 from groupstate.testing.plain.run import ENDED, IN_FLIGHT, Died, Group, Prompts, Row
 from groupstate.testing.plain.told import difference, told
-from groupstate.testing.watched import Promise, Watched
+from groupstate.testing.watched import Promise, Watched, place_of, without_names
+
+P = ParamSpec("P")
 
 METRIC: Final = "reward"
 """What sessions are told to have, unless the rules filter by another metric."""
@@ -37,13 +40,38 @@ ROUNDS_MAX: Final = 150
 class BrokenStory(AssertionError):
     """A story in which something isn't as it must be. The text holds the story, as a test to be pasted."""
 
-    def __init__(self, what: str, lines: Sequence[str], arguments: str) -> None:
+    def __init__(self, what: str, lines: Sequence[str], arguments: str, kind: str = "") -> None:
         self.what = what
         """What is wrong, and what would be right."""
+        self.kind = kind
+        """What a shorter story must go wrong in as well, to show the same; empty where that can't be told."""
         self.lines = list(lines)
         """The story until there, in the notation of `groupstate.testing.notation`."""
-        told = "".join(f"    {line!r},\n" for line in lines)
-        super().__init__(f"{what}\n\nThe story, of which the last line shows it:\n\nplay(\n{told}{arguments})")
+        self._arguments = arguments
+
+    def add(self, what: str) -> None:
+        """One more thing that is wrong."""
+        self.what += f"\n\n{what}"
+
+    def __str__(self) -> str:
+        told = "".join(f"    {line!r},\n" for line in self.lines)
+        return f"{self.what}\n\nThe story, of which the last line shows it:\n\nplay(\n{told}{self._arguments})"
+
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""A method of `Twin` that is one line, and what it is given."""
+
+
+def _line(method: Callable[P, None]) -> Callable[P, None]:
+    """The method, which notes that it was called."""
+
+    @functools.wraps(method)
+    def noted(*args: P.args, **kwargs: P.kwargs) -> None:
+        twin: Any = args[0]
+        twin.calls.append((method.__name__, args[1:], kwargs))
+        method(*args, **kwargs)
+
+    return noted
 
 
 class Twin:
@@ -83,6 +111,8 @@ class Twin:
         self.rules = rules
         self.metric = rules.filter_metric or METRIC
         self.lines: list[str] = []
+        self.calls: list[Call] = []
+        """The same as calls, from which it can be told again."""
         self._check = check
         self._patient = patient
         self._source, self._group_size, self._admits = source, group_size, admits
@@ -110,6 +140,7 @@ class Twin:
 
     # Lines -------------------------------------------------------------------------------------------
 
+    @_line
     def submit(self, name: str, size: int, *, partition: str = ev.TRAIN, dataset: str = "") -> None:
         options = _said(partition=partition if partition != ev.TRAIN else "", dataset=dataset)
         self._tell(
@@ -117,6 +148,7 @@ class Twin:
             lambda model: model.submit(size, partition=partition, dataset=dataset, name=name),
         )
 
+    @_line
     def start(self, name: str, number: int | None = None) -> None:
         """One session, or all of a group whose sessions all wait."""
         if number is not None:
@@ -129,11 +161,13 @@ class Twin:
 
         self._tell(f"start {name}", start_all)
 
+    @_line
     def finish(self, name: str, number: int, rows: Sequence[Row]) -> None:
         self._tell(
             f"finish {name}.{number} {rows_in_words(rows)}", lambda model: model.finish(name, number, list(rows))
         )
 
+    @_line
     def fail(self, name: str, number: int, kind: str = "error", *, retryable: bool = False) -> None:
         words = "" if kind == "error" else f" {kind}"
         self._tell(
@@ -141,6 +175,7 @@ class Twin:
             lambda model: model.fail(name, number, kind, retryable=retryable),
         )
 
+    @_line
     def late(self, name: str, number: int, attempt: int, result: str) -> None:
         """A result that is fenced: of another attempt, once more, or after the end."""
         line = {
@@ -150,41 +185,51 @@ class Twin:
         }[result]
         self._tell(f"{line} attempt={attempt}", lambda model: model.late(name, number, attempt, result))
 
+    @_line
     def cancel(self, name: str) -> None:
         self._tell(f"cancel {name}", lambda model: model.cancel(name))
 
+    @_line
     def requeue(self, name: str) -> None:
         self._tell(f"requeue {name}", lambda model: model.requeue(name))
 
+    @_line
     def publish(self, version: int) -> None:
         self._tell(f"publish {version}", lambda model: model.publish(version))
 
+    @_line
     def wait(self, seconds: float) -> None:
         self._tell(f"wait {seconds:g}", lambda model: model.wait(seconds))
 
+    @_line
     def sample(self, size: int, partition: str = ev.TRAIN) -> None:
         options = _said(partition=partition if partition != ev.TRAIN else "")
         number = self.model.request_count + 1
         self.sampled.append(number)
         self._tell(f"sample {size}{options}", lambda model: model.sample(size, partition))
 
+    @_line
     def withdraw(self, request: int) -> None:
         """A `sample()` that waits doesn't any more."""
         place = self.sampled.index(request) + 1
         self._tell(f"withdraw {place}", lambda model: model.withdraw(request))
 
+    @_line
     def undelivered(self, batch: int) -> None:
         """A batch comes back whose sampler was cancelled before he had it."""
         assert self.story is not None, "only the real side knows whose it is"
         claims = [0 if waiter.claim is None else waiter.claim.batch for waiter in self.story.waiters]
         self._tell(f"withdraw {claims.index(batch) + 1}", lambda model: model.give_back(batch, "cancelled"))
 
+    @_line
     def commit(self, batch: int) -> None:
         self._tell(f"commit {batch}", lambda model: model.commit(batch))
 
+    @_line
     def release(self, batch: int) -> None:
         self._tell(f"release {batch}", lambda model: model.give_back(batch, "told so"))
 
+    @_line
     def recover(self, *, version: int | None = None, dies: int | None = None) -> None:
         """The process dies and the log is opened again.
 
@@ -196,6 +241,7 @@ class Twin:
         new = self.model.version if version is None else version
         self._tell(f"recover{options}", lambda model: model.recover(new), dies=dies)
 
+    @_line
     def dies(self, writes: int) -> None:
         """The process dies after so many more writes, in the middle of a line perhaps."""
         self._tell(f"dies {writes}", lambda model: None, dies=writes)
@@ -207,8 +253,9 @@ class Twin:
 
     # Several lines at once ---------------------------------------------------------------------------
 
-    def finish_group(self, name: str, values: Sequence[float]) -> None:
-        """All that isn't settled of a group ends well; session n has the n-th of `values`, over and over."""
+    def finish_group(self, name: str, values: Sequence[float | Row]) -> None:
+        """All that isn't settled of a group ends well; session n has the n-th of `values`, over and over: a value of
+        the metric, or a whole row."""
         group = self.model.groups[name]
         requeues = group.requeues
         if group.in_flight and all(session.state == "waiting" for session in group.sessions):
@@ -220,9 +267,12 @@ class Twin:
                 if verb == "start" and group.sessions[number].state == "waiting":
                     self.start(name, number)
                 elif verb == "finish" and group.sessions[number].state == "open":
-                    self.finish(name, number, [Row({self.metric: values[number % len(values)]})])
+                    self.finish(name, number, [self._row(values[number % len(values)])])
 
-    def end_well(self, values: Sequence[float] = (0.0, 1.0)) -> None:
+    def _row(self, value: float | Row) -> Row:
+        return value if isinstance(value, Row) else Row({self.metric: value})
+
+    def end_well(self, values: Sequence[float | Row] = (0.0, 1.0)) -> None:
         """What is in flight ends well, again and again. With a source, whoever waits for training has an answer then;
         without one he waits for what only a submit could bring."""
         if self.model.writes_left is not None:
@@ -317,7 +367,8 @@ class Twin:
             if self._check is not None:
                 self._check(story)
         except Exception as error:
-            self.wrong(f"The check doesn't hold: {str(error) or type(error).__name__}", error)
+            what = f"The check doesn't hold: {str(error) or type(error).__name__}"
+            self.wrong(what, error, kind=f"check {place_of(error)}")
 
     def _feed(self) -> list[Any]:
         """What was recorded, in the model's words; held against the invariants."""
@@ -361,7 +412,8 @@ class Twin:
         self.wrong(
             f"The rule {self._watched.name} lets a sample of {request.size} wait for ever: sampleable are "
             f"{ready}, nothing is in flight, and no prompt is drawn while so many are sampleable. Select from them, "
-            "drop what will never be taken, or, if the rule waits for something else, say patient = True"
+            "drop what will never be taken, or, if the rule waits for something else, say patient = True",
+            kind="stall",
         )
 
     def _check_rule(self) -> None:
@@ -371,18 +423,22 @@ class Twin:
         if watched is None:
             return
         if (problem := watched.taken()) is not None:
-            self.wrong(f"The rule {watched.name} {watched.complaint}", problem)
+            self.wrong(f"The rule {watched.name} {watched.complaint}", problem, kind=watched.kind)
         for waiter in story.waiters:
             if isinstance(waiter.error, CustomRuleError):
-                self.wrong(f"The rule {watched.name} is refused: {waiter.error}", waiter.error)
+                what = f"The rule {watched.name} is refused: {waiter.error}"
+                self.wrong(what, waiter.error, kind=without_names(what))
 
-    def wrong(self, what: str, cause: BaseException | None = None) -> NoReturn:
+    def wrong(self, what: str, cause: BaseException | None = None, *, kind: str = "") -> NoReturn:
         """Something is wrong.
+
+        Args:
+            kind: as for `BrokenStory`.
 
         Raises:
             BrokenStory: it, with the story so far.
         """
-        self.broken = BrokenStory(what, self.lines, self.play_arguments())
+        self.broken = BrokenStory(what, self.lines, self.play_arguments(), kind)
         raise self.broken from cause
 
 
@@ -395,6 +451,8 @@ def rows_in_words(rows: Sequence[Row]) -> str:
 
 def _row_in_words(row: Row) -> str:
     words = [f"{name}={number(value)}" for name, value in row.metrics.items()]
+    if row.tokens is not None:
+        words.append(f"tokens={row.tokens}")
     if row.versions:
         words.append("versions=" + ",".join(map(str, row.versions)))
     return " ".join(words)

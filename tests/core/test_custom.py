@@ -343,3 +343,12 @@ def test_a_wrong_answer_for_an_older_sampler_is_not_told_to_a_later_one() -> Non
 
     assert [type(waiter.error).__name__ for waiter in story.waiters].count("CustomRuleError") == 1
     assert story.batches() == [("a",)]
+
+
+def test_one_id_is_no_list_of_ids() -> None:
+    def names_one(book: Book, rules: Rules, request: OpenRequest) -> Select:
+        return Select("a1")
+
+    story = play("submit a1/1", "start a1", "finish a1 reward=1", "sample 1", rules=Rules(), selection=names_one)
+
+    assert "Select takes a list of group ids, and not the text 'a1'" in str(story.waiters[0].error)

@@ -12,6 +12,7 @@ from groupstate.core.group import (
     SessionState,
     evolve,
     fence_reason,
+    forget_unpacked,
     submitted,
     terminal_event,
     versions_used,
@@ -536,3 +537,11 @@ def test_the_first_token_that_is_known_counts_where_the_first_trajectory_has_no_
     group = after(pending(1), started(0), finished(0, row(0), row(1, (0, 1, 8), (1, 2, 7))))
 
     assert versions_used(group) == (8, 7, 8)
+
+
+def test_a_metric_that_was_changed_by_hand_is_the_recorded_one_once_it_is_unpacked_anew() -> None:
+    story = play("submit a/1", "start a", "finish a reward=0.125")
+    story.group("a").sessions[0].trajectories[0].metrics["reward"] = 7.0
+    forget_unpacked()
+
+    assert story.group("a").sessions[0].trajectories[0].metrics == {"reward": 0.125}

@@ -223,7 +223,7 @@ def test_a_group_that_ends_before_its_sessions_is_caught() -> None:
     records = log(submit("a", 2), start("a", 0), finish("a", 0), done("a"))
 
     assert violations(records)[0] == Violation(
-        1, 5, "a", "group 'a' becomes finished although session 1 has not ended: attempt 1 is its latest"
+        1, 5, "a", "group 'a' becomes finished although session 1 has not ended: attempt 1 is its latest", (2, 5)
     )
     assert str(violations(records)[0]).startswith("event 5: invariant 1: group 'a'")
 
@@ -332,6 +332,12 @@ class Miscounting(Book):
             self._shelf(group.partition).remove(group)
         elif self.fault == "total" and isinstance(record.event, ev.GroupSubmitted):
             self.totals["submitted"] += 1
+        elif self.fault == "phantom" and isinstance(record.event, ev.GroupFinished):
+            self.groups["phantom"] = self.groups["b"]
+        elif self.fault == "evicted" and isinstance(record.event, ev.GroupEvicted):
+            self.totals["evicted"] -= 1
+        elif self.fault == "committed" and isinstance(record.event, ev.GroupEvicted):
+            self.totals["committed"] += 2
         elif self.fault == "credits" and isinstance(record.event, ev.GroupEvicted):
             self.credits.clear()
         elif self.fault == "window" and isinstance(record.event, ev.GroupEvicted):
@@ -345,9 +351,12 @@ class Miscounting(Book):
 @pytest.mark.parametrize(
     ("fault", "invariant", "text"),
     [
-        ("phase", 3, "the replayed book holds 0 running groups of 'train', the events make it 1"),
-        ("total", 3, "the replayed book counts 2 submitted groups, the events make it 1"),
-        ("credits", 5, "the replayed book owes 0 refills, the events make it 1"),
+        ("phase", 3, "the book holds 0 running groups of 'train', the events make it 1"),
+        ("total", 3, "the book counts 2 submitted groups, the events make it 1"),
+        ("phantom", 3, "the book holds 2 groups, the events make it 1"),
+        ("evicted", 3, "the book counts 0 evicted groups, the events make it 1"),
+        ("committed", 3, "the book counts 2 committed groups, the events make it 0"),
+        ("credits", 5, "the book owes 0 refills, the events make it 1"),
         ("window", 11, "the metrics of this batch count 1 evicted/stale, the log holds 0"),
         ("lag", 11, "the metrics of this batch count 1 evicted/stale with lag 3, the log holds 0"),
         ("filtered", 11, "the metrics of this batch count 1 evicted/zero_variance at 0.5, the log holds 0"),
@@ -359,6 +368,30 @@ def test_a_book_that_counts_wrong_is_caught(fault: str, invariant: int, text: st
         checker.feed(record)
 
     assert [(found.invariant, found.text) for found in checker.finish()] == [(invariant, text)]
+
+
+@pytest.mark.parametrize("fault", ["phase", "total", "phantom", "evicted", "committed", "credits"])
+def test_a_book_that_others_drive_is_held_against_the_counts(fault: str) -> None:
+    book, checker = Miscounting(fault), Checker(replays=False)
+    found: list[Violation] = []
+    for record in log(failed("a"), evict("a", credit=1), whole("b")):
+        assert checker.feed(record) == []
+        book.apply(record)
+        found = checker.compare(book)
+        if found:
+            break
+
+    assert len(found) == 1
+    assert found[0].text.startswith("the book ")
+
+
+def test_a_book_that_others_drive_is_right() -> None:
+    book, checker = Book(), Checker(replays=False)
+    for record in log(failed("a"), evict("a", credit=1), whole("b"), sample(1, "b"), whole("c"), sample(2, "c")):
+        checker.feed(record)
+        book.apply(record)
+
+        assert checker.compare(book) == []
 
 
 def test_lags_and_filtered_values_are_counted_by_both_sides_alike() -> None:
@@ -661,12 +694,12 @@ def test_the_page_on_debugging_lists_the_invariants() -> None:
 
 def test_the_checker_counts_rows_and_takes_the_version_of_the_start_where_a_session_has_no_spans() -> None:
     group = Tracked("g", 2, "train", 5, 3, 5, kept_empty=True)
-    group.begin([1, 1])
+    group.begin([1, 1], 3)
     group.starts[0] = 7
-    group.take_rows(0, (ev.TrajectoryRecord(0),))
+    group.take_rows(0, (ev.TrajectoryRecord(0),), 4)
     alone = (group.first_version, group.oldest_version, group.newest_version)
     group.starts[1] = 2
-    group.take_rows(1, (ev.TrajectoryRecord(0, spans=(ev.VersionSpan(0, 1, 9),)), ev.TrajectoryRecord(1)))
+    group.take_rows(1, (ev.TrajectoryRecord(0, spans=(ev.VersionSpan(0, 1, 9),)), ev.TrajectoryRecord(1)), 5)
 
     assert (alone, group.rows, group.kept_empty) == ((7, 7, 7), 3, False)
     assert (group.first_version, group.oldest_version, group.newest_version) == (7, 7, 9)

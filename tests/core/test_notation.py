@@ -131,3 +131,16 @@ def test_a_sampler_of_a_process_that_died_is_counted() -> None:
 
     assert [waiter.claim for waiter in story.waiters] == [None, None]
     assert story.tell("withdraw 2").book.requests == {}
+
+
+def test_an_answer_is_as_long_as_is_said_and_its_last_version_is_that_of_the_rest() -> None:
+    story = play("submit g/2", "start g", "finish g.0 reward=1 tokens=5", "finish g.1 reward=1 versions=3,4 tokens=4")
+
+    long, mixed = (session.trajectories[0] for session in story.group("g").sessions)
+    assert (long.response_tokens, long.spans) == (5, ())
+    assert (mixed.response_tokens, mixed.spans) == (4, (ev.VersionSpan(0, 1, 3), ev.VersionSpan(1, 4, 4)))
+
+
+def test_more_versions_than_tokens_are_a_mistake() -> None:
+    with pytest.raises(AssertionError, match="2 versions for 1 tokens"):
+        play("submit g/1", "start g", "finish g versions=3,4 tokens=1")

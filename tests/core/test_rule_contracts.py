@@ -22,7 +22,7 @@ def in_band(book: Book, rules: Rules, request: OpenRequest) -> list[Select | Dro
 
 
 class TestOldestFirst(SelectionContract):
-    pass
+    rules = Rules(selection="oldest_first")
 
 
 class TestFreshestFirst(SelectionContract):

@@ -19,6 +19,7 @@ from groupstate.core.snapshot import (
     Capture,
     LaterState,
     capture,
+    capture_live,
     decoded,
     encoded,
     restore,
@@ -41,8 +42,8 @@ def again(book: Book) -> Book:
 
 
 def everything(book: Book) -> dict[str, Any]:
-    """All attributes, those of the indexes included."""
-    plain = {name: value for name, value in vars(book).items() if name != "_shelves"}
+    """All attributes, those of the indexes included; but for what the last preview said, which isn't of the book."""
+    plain = {name: value for name, value in vars(book).items() if name not in {"_shelves", "_previewed"}}
     return plain | {
         f"shelf {name}": [shelf.phases, list(shelf.ready), shelf.aging.state(), shelf.in_flight.state()]
         for name, shelf in book._shelves.items()
@@ -222,3 +223,26 @@ def test_ids_without_phases_are_no_capture() -> None:
 
     with pytest.raises(ValueError, match="shorter"):
         restore(taken)
+
+
+def test_a_finished_group_for_looking_has_its_counts_and_ranges_and_not_what_was_yielded() -> None:
+    rows = (ev.TrajectoryRecord(0, {"reward": 0.5}, 3, 7),)
+    book = Book()
+    events = [
+        *(ev.GroupSubmitted(name, 2, ev.TRAIN, 0, 1, "submit") for name in "ab"),
+        *(ev.SessionStarted(name, session, 1) for name in "ab" for session in (0, 1)),
+        *(ev.SessionFinished(name, 0, 1, rows) for name in "ab"),
+        ev.SessionFinished("a", 1, 1, rows),
+        ev.GroupFinished("a"),
+        ev.SessionFailed("b", 1, 1, "error", "boom"),
+        ev.GroupFailed("b"),
+    ]
+    for seq, event in enumerate(events, 1):
+        book.apply(ev.Record(seq, seq, event))
+    again = restore(decoded(encoded(capture_live(book))))
+    a, b = again.groups["a"], again.groups["b"]
+
+    assert a == msgspec.structs.replace(book.groups["a"], kept=a.kept)
+    assert [(session.state, session.trajectories) for session in a.sessions] == [("finished", ())] * 2
+    assert b == book.groups["b"], "a failed one may start over, so its sessions' attempts are needed"
+    assert again.digest() == restore(capture_live(book)).digest() != book.digest()

@@ -1,5 +1,6 @@
 """What docs/testing-your-rules.md says of pytest: its examples are a test file, and the failures read as it says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -39,7 +40,10 @@ def test_the_failure_reads_as_it_is_shown(tmp_path: Path) -> None:
 
     assert status == 1
     assert "BrokenStory: The rule off_by_one broke its promise: assert not 0.25 <= 0.75" in output
-    assert re.search(r"'finish g1\.0 reward=0\.25'", output)
+    assert re.search(r"'finish \w+\.\d reward=0\.25'", output)
+    assert re.search(r"It was asked for \d of these groups:", output)
+    assert "and answered " in output
+    assert len(output.splitlines()) < 60, "pytest shows the kit's own code"
 
 
 def test_the_table_names_what_a_machine_has() -> None:
@@ -51,3 +55,39 @@ def test_the_table_names_what_a_machine_has() -> None:
     )
 
     assert {name for name in names if not hasattr(GroupMachine, name)} == set()
+
+
+SCENARIO = """
+rules = { selection = "my_rules:in_band" }
+steps = [
+  { submit = "a" }, { start = "a" }, { finish = "a/0", metrics = { reward = 1.0 } },
+  { sample = 1, expect = { evicted = { a = ["custom"] } } },
+]
+"""
+
+PLAN = """
+seed = 1
+hours = 0.05
+rules = { batch_size = 4, selection = "my_rules:in_band" }
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["scenario", "mine.toml"],
+        ["explore", "drop", "--set", "selection=my_rules:in_band"],
+        ["simulate", "--plan", "mine.plan.toml"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_the_commands_play_a_rule_from_where_they_are_called(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "my_rules.py").write_text(BLOCKS[0])
+    (tmp_path / "mine.toml").write_text(SCENARIO)
+    (tmp_path / "mine.plan.toml").write_text(PLAN)
+    command = [sys.executable, "-m", "groupstate", *arguments]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -317,6 +317,8 @@ async def test_a_refusal_in_the_stream_is_one(server: HttpServer, make: Make) ->
     [
         (400, RequestRefused),
         (422, RequestRefused),
+        (408, EngineUnavailable),
+        (425, EngineUnavailable),
         (500, EngineUnavailable),
         (502, EngineUnavailable),
         (401, EngineError),

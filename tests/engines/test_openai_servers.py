@@ -1,8 +1,10 @@
 """Servers that are down, busy, slow or several: who is asked, who waits, who fails, and what is left behind."""
 
 import asyncio
+import gc
 import json
 import time
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -569,6 +571,27 @@ async def test_answers_are_read_from_connections_that_are_kept(server: HttpServe
             await engine.generate(ask())
 
         assert len(server.connections) == 1
+
+
+async def test_an_engine_goes_on_in_another_loop_once_its_own_has_ended(server: HttpServer) -> None:
+    async def answers(engine: OpenAIEngine) -> list[int]:
+        generations = await asyncio.gather(*(engine.generate(ask()) for _ in range(8)))
+        return [len(generation.token_ids) for generation in generations]
+
+    async def of_three_loops() -> list[list[int]]:
+        engine = OpenAIEngine(server.url)
+        try:
+            return [await asyncio.to_thread(asyncio.run, answers(engine)) for _ in range(3)]
+        finally:
+            await engine.aclose()
+
+    with warnings.catch_warnings():
+        # A loop that has ended can't close its connections; they go with what held them.
+        warnings.simplefilter("ignore", ResourceWarning)
+        lengths = await of_three_loops()
+        gc.collect()
+
+    assert lengths == [[4] * 8] * 3
 
 
 async def test_views_tell_what_is_wrong(servers: list[HttpServer]) -> None:

@@ -1,12 +1,18 @@
 """What goes into every engine: settings and token ids that can't be are named before an engine sees them."""
 
+import asyncio
+import copy
+import pickle
 from array import array
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 
-from groupstate import SamplingParams
+from groupstate import Request, SamplingParams
 from groupstate.engines.given import token_ids_of
+from groupstate.engines.port import Home
 from groupstate.errors import BadInput, BadSettings, EngineError
 
 
@@ -64,3 +70,36 @@ def test_token_ids_may_come_in_whatever_holds_integers() -> None:
 def test_the_error_is_the_one_that_is_asked_for() -> None:
     with pytest.raises(EngineError, match="an answer is NoneType None"):
         token_ids_of(None, "an answer", EngineError)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, attrs.evolve, lambda request: pickle.loads(pickle.dumps(request))],
+    ids=["copy", "deepcopy", "evolve", "pickle"],
+)
+def test_a_copy_of_a_request_is_another_one(again: Callable[[Request], Request]) -> None:
+    request = Request([1, 2], SamplingParams(seed=3, extra={"top_k": 5}), affinity="g1_0")
+    request.used = True
+    other = again(request)
+
+    assert (other.prompt_ids, other.params, other.affinity, other.text) == ([1, 2], request.params, "g1_0", "")
+    assert other.id != request.id
+    assert not other.used
+
+
+def test_the_id_of_a_request_is_its_own() -> None:
+    request = Request([1])
+    with pytest.raises(attrs.exceptions.FrozenAttributeError):
+        request.id = "mine"
+
+
+def test_an_engine_of_one_loop_alone_says_so_in_another_once_that_has_ended() -> None:
+    async def use() -> None:
+        home.need("vllm")
+
+    home = Home(moves=False)
+    asyncio.run(use())
+    with pytest.raises(
+        EngineError, match=r"the engine 'vllm' can't go on in another event loop .* within one asyncio\.run"
+    ):
+        asyncio.run(use())

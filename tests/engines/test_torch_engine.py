@@ -11,6 +11,7 @@ import anyio.lowlevel
 import pytest
 import torch
 
+from groupstate import SessionContext, Trajectory, open_run
 from groupstate.engines.port import Generation, Request, SamplingParams
 from groupstate.engines.slots import draw
 from groupstate.engines.tokenizer import CharTokenizer
@@ -94,6 +95,40 @@ def _check_spans(prompt: list[int], generation: Generation, models: dict[int, Tr
     for span in generation.spans:
         expected = full_forward(models[span.weight_version], prompt, generation.token_ids)
         assert generation.log_probs[span.start : span.stop] == pytest.approx(expected[span.start : span.stop], abs=1e-9)
+
+
+async def test_a_conversation_across_publications_has_the_log_probabilities_of_the_weights_that_made_each_token(
+    engine: TorchEngine,
+) -> None:
+    """Four answers with observations in between, in each of which new weights come: they hang on all tokens before,
+    those that other weights made too."""
+    in_answer = [asyncio.Event() for _ in range(4)]
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        t = ctx.transcript([1, 4])
+        for turn in range(4):
+            in_answer[turn].set()
+            await t.generate(max_tokens=150)
+            t.observe([5, 6, 7])
+        return t.trajectory(reward=1.0)
+
+    async with open_run(session=session, engine=engine, group_size=1) as run:
+        run.submit("p")
+        for version, begun in enumerate(in_answer, start=1):
+            await begun.wait()
+            while not any(row.token_ids for row in engine._rows.values()):  # noqa: ASYNC110
+                await anyio.sleep(0.0005)
+            await run.publish_weights(version, model(seed=version).state_dict())
+        row = (await run.sample(1)).rows[0].trajectory
+
+    made = {version: full_forward(model(version), [1, 4], row.response_ids) for version in range(5)}
+    expected = [0.0] * len(row.response_ids)
+    for span in row.spans:
+        expected[span.start : span.stop] = made[span.weight_version][span.start : span.stop]
+    assert {span.weight_version for span in row.spans} == {0, 1, 2, 3, 4}
+    assert row.environment == ((150, 153), (303, 306), (456, 459), (609, 612))
+    # The log keeps them in single precision.
+    assert row.log_probs == pytest.approx(expected, abs=1e-6)
 
 
 async def test_a_publication_that_is_cancelled_while_it_waits_is_withdrawn() -> None:

@@ -236,6 +236,57 @@ def test_why_of_an_unknown_group_names_near_ones(driven: Path) -> None:
     assert "group 'gg5' is not in the book; this log never submitted it; did you mean 'g5'" in result.stderr
 
 
+def test_why_tells_of_a_batch(driven: Path) -> None:
+    out = lines("why", driven, "--batch", 2)
+
+    assert out[0].startswith("batch 2\tsampled\tat event ")
+    assert "# taken\tplace\tgroup\tversion\tsubmitted\tended\tlag\tlag_max\twith" in out
+    assert [line.split("\t")[2] for line in out if line.startswith("taken")] == ["g6", "g7", "g8"]
+    assert any(line.startswith("evicted since the last batch\t") and "\tg5\tbefore\tzero_var" in line for line in out)
+    told = json.loads(call("why", driven, "--batch", 2, "--json").stdout)
+    assert [group["group_id"] for group in told["taken"]] == ["g6", "g7", "g8"]
+
+
+def test_why_tells_of_a_wait(driven: Path) -> None:
+    (asked, *_) = [line.split("\t")[0] for line in lines("log", driven, "--kind", "batch_requested")]
+    out = lines("why", driven, "--wait", asked)
+
+    assert out[0] == f"wait\trequest\t1: 3 groups of train, since event {asked}"
+    assert "wait\twaits for\t0 of 3 groups are sampleable" in out
+    assert out[-1].endswith("it got batch 1 of 3 groups: g1, g2 and g4")
+    assert json.loads(call("why", driven, "--wait", asked, "--json").stdout)["then"]["needed"] == 3
+
+
+def test_why_of_a_wait_that_never_ended_says_what_would_end_it(kept: Kept) -> None:
+    several = [submit(f"g{number}", 2) for number in range(30)]
+    run = kept(STARTED, ev.BatchRequested(1, ev.TRAIN, 40, 0), *several, ev.BatchRequested(2, ev.TRAIN, 1, 0))
+    out = lines("why", run, "--wait", 33)
+
+    assert "wait\tbehind\trequest 1, which came before" in out
+    assert "meanwhile\tand 11 before\t\t\t\t\t" in lines("why", run, "--wait", 3)
+    assert "in flight then\tg0\tpending\t0\t30.000 s\tsession 0 and 1 to begin" in out
+    assert "in flight then\tand 22 more\t\t\t\t" in out
+    assert "end\twaits for\t0 of 40 groups are sampleable" in out
+    assert "end\tended\tafter 0.000 s: it waits still, at the end of the log" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], "Give one of GROUP, --batch and --wait."),
+        (["g1", "--batch", 1], "Give one of GROUP, --batch and --wait."),
+        (["--batch", 9], "cannot tell of batch 9: it was never sampled; the log's last one is batch 2"),
+        (["--wait", 1], "no sample() waited at event 1; one waits from event "),
+        (["--wait", 9999], "there is no event 9999"),
+    ],
+)
+def test_why_of_what_there_is_not_is_refused(driven: Path, options: list[Any], text: str) -> None:
+    result = call("why", driven, *options)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert text in result.stderr
+
+
 # check ---------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +308,34 @@ def test_check_prints_what_is_wrong_one_per_line(kept: Kept) -> None:
     as_json = call("check", run, "--json")
     assert as_json.exit_code == 1
     assert [place["invariant"] for place in json.loads(as_json.stdout)["violations"]] == [1, 9]
+    assert [place["witness"] for place in json.loads(as_json.stdout)["violations"]] == [[3, 4], [3, 4]]
+    assert [event["kind"] for event in json.loads(as_json.stdout)["cited"]] == ["session_started", "group_finished"]
+
+
+def test_check_tells_the_events_that_cannot_all_be_true(kept: Kept) -> None:
+    row = (ev.TrajectoryRecord(0, {}),)
+    run = kept(
+        STARTED, submit("a"), ev.SessionStarted("a", 0, 1), ev.SessionFinished("a", 0, 1, row), ev.GroupFinished("a"),
+        ev.BatchRequested(1, ev.TRAIN, 1, 0), ev.BatchSampled(1, 1, ev.TRAIN, ("a",), 0, (0,)),
+        ev.BatchRequested(2, ev.TRAIN, 1, 0), ev.BatchSampled(2, 2, ev.TRAIN, ("a",), 0, (0,)),
+    )  # fmt: skip
+
+    assert call("check", run).stdout.splitlines()[:3] == [
+        "event 9: invariant 4: batch 2 takes group 'a', which batch 1 holds since event 7",
+        "\tevent 7\tbatch_sampled\tbatch 1 for request 1, train, version 0: a (lag 0)",
+        "\tevent 9\tbatch_sampled\tbatch 2 for request 2, train, version 0: a (lag 0)",
+    ]
+
+
+def test_each_thing_that_is_wrong_has_its_own_events_below_it(kept: Kept) -> None:
+    twice = [submit("a"), submit("a")]
+    out = call("check", kept(STARTED, *twice, ev.GroupEvicted("x", ("failed",), 0, 0))).stdout.splitlines()
+
+    assert [line.split("\t")[1] if line.startswith("\t") else line.split(":")[0] for line in out] == [
+        "event 3", "event 2", "event 3",
+        "event 3", "event 2", "event 3",
+        "event 4", "event 4",
+    ]  # fmt: skip
 
 
 def test_check_of_a_damaged_log_names_the_place(driven: Path) -> None:

@@ -5,22 +5,28 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anyio
+import attrs
 import pytest
 from click.testing import CliRunner, Result
 
 import groupstate as gs
 from groupstate.cli import main
 from groupstate.core.book import replayed
+from groupstate.core.events import BatchRequested
 from groupstate.core.snapshot import capture, encoded
+from groupstate.errors import BadInput, SampleTimeout
+from groupstate.inspect.batch_story import batch_story, batch_story_of
 from groupstate.inspect.checking import checked
 from groupstate.inspect.overview import overview
+from groupstate.inspect.wait_story import wait_story, wait_story_of
 from groupstate.log.disk import OsDisk
 from groupstate.log.file import FileLog
 from groupstate.log.reading import Cursor, first_event, last_event, read_book, read_log
 from groupstate.log.retention import READERS
 from groupstate.log.rundir import RunDir, read_run_info
 from groupstate.log.segments import list_segments
-from groupstate.log.snapshots import SnapshotInfo, list_snapshots, write_snapshot
+from groupstate.log.snapshots import WAYPOINT, SnapshotInfo, list_snapshots, write_snapshot
 from groupstate.simulate.loop import EPOCH_NS, VirtualLoop, run_virtual
 
 BATCHES = 20
@@ -67,6 +73,11 @@ def snapshots(run: Path) -> list[int]:
     return list_snapshots(OsDisk(), RunDir.at(run))
 
 
+def places(run: Path) -> list[int]:
+    """Events after which there is a snapshot or a waypoint."""
+    return sorted({*snapshots(run), *list_snapshots(OsDisk(), RunDir.at(run), WAYPOINT)})
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The events that were decoded."""
@@ -86,18 +97,19 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("keep", ["all", "archive", 1])
-def test_show_in_the_middle_replays_from_the_nearest_snapshot(
+def test_show_in_the_middle_replays_from_the_nearest_snapshot_or_waypoint(
     runs: dict[Any, Path], read: list[int], keep: Any
 ) -> None:
-    nearest, following = snapshots(runs[keep])[-3:-1] if keep == "all" else snapshots(runs[keep])[:2]
-    at = (nearest + following) // 2
+    there = places(runs[keep])
+    nearest, following = max(pairwise(there), key=lambda two: two[1] - two[0])
+    at = following - 1
     read.clear()
     seen = json.loads(out("show", runs[keep], "--at", at, "--json"))
 
     # A commit is decoded as a whole, so the one that the snapshot ends in the middle of may be among them.
-    assert nearest < at < following
+    assert nearest <= at < following
     assert set(range(nearest + 1, at + 1)) <= set(read)
-    assert len(read) <= at - nearest + 2
+    assert len(read) <= at - nearest + 4
     assert seen["header"]["seq"] == at
 
 
@@ -119,12 +131,13 @@ def test_show_at_the_end_of_a_shortened_run(runs: dict[Any, Path]) -> None:
     assert short == whole
 
 
-def test_show_before_the_oldest_snapshot_names_the_first_that_can_be_told(runs: dict[Any, Path]) -> None:
-    for option in ([], ["--frontier"]):
+def test_show_before_the_oldest_place_names_the_first_that_can_be_told(runs: dict[Any, Path]) -> None:
+    least = first_event(runs[1]) - 1
+    for option, there in (([], places(runs[1])), (["--frontier"], snapshots(runs[1]))):
         result = call("show", runs[1], "--at", 3, *option)
 
         assert result.exit_code == 2
-        assert f"the first that can is event {snapshots(runs[1])[0]}" in result.stderr
+        assert f"the first that can is event {min(seq for seq in there if seq >= least)}\n" in result.stderr
 
 
 def test_show_frontier_of_a_shortened_run(runs: dict[Any, Path]) -> None:
@@ -193,6 +206,72 @@ def test_log_of_archives_is_whole(runs: dict[Any, Path]) -> None:
     assert len(out("log", runs["archive"]).splitlines()) == len(out("log", runs["all"]).splitlines())
 
 
+def test_why_of_batches_and_waits_on_a_shortened_run(runs: dict[Any, Path]) -> None:
+    first = first_event(runs[1])
+    early, last = call("why", runs[1], "--batch", 1), call("why", runs[1], "--batch", BATCHES)
+    asked = json.loads(call("why", runs[1], "--batch", BATCHES, "--json").stdout)["request_seq"]
+    gone, waited = call("why", runs[1], "--wait", 3), call("why", runs[1], "--wait", asked)
+
+    assert (early.exit_code, gone.exit_code) == (2, 2)
+    assert "batch 1: it was sampled, and what there was to choose from then is gone: events are" in early.stderr
+    assert "what was at event 3 can't be told any more: the first is event" in gone.stderr
+    assert f"events before {first} are gone" not in out("why", runs["all"], "--batch", 1)
+    for told in (last, waited):
+        assert told.exit_code == 0
+        assert "are gone: what happened up to then isn't told" in told.stderr
+    assert "since\tevents are told from" in last.stdout
+
+
+def test_why_begins_at_the_nearest_snapshot_and_tells_the_same(runs: dict[Any, Path], read: list[int]) -> None:
+    path, records = runs["all"], list(read_log(runs["all"]))
+    requests = [r.seq for r in records if isinstance(r.event, BatchRequested)]
+    for batch in (2, 7, BATCHES - 1):
+        read.clear()
+        found = batch_story_of(path, batch)
+        assert found.told_from > 1 or batch == 2
+        assert attrs.evolve(found, told_from=1) == batch_story(records, batch)
+        assert min(read) >= found.told_from - 2
+    for seq in (requests[5], requests[5] + 2, requests[-1] + 1, records[-1].seq - 3):
+        read.clear()
+        assert _but_where_told_from(wait_story_of, path, seq) == _but_where_told_from(wait_story, records, seq)
+        assert min(read) > 1
+    assert snapshots(path)[0] < requests[5]
+
+
+def _but_where_told_from(tell: Any, *args: Any) -> Any:
+    """A wait, or why there is none."""
+    try:
+        return attrs.evolve(tell(*args), told_from=1)
+    except BadInput as error:
+        return str(error)
+
+
+def test_a_wait_that_began_before_a_snapshot_is_told_from_before(tmp_path: Path) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        log = FileLog.create(tmp_path / "run", inline=True, durability="os")
+        async with gs.open_run(log=log, group_size=1, snapshot_events=10, clock_ns=loop.clock_ns) as run:
+            for number in range(30):
+                run.submit("question", group_id=f"g{number}").start(0).finish(gs.Trajectory(reward=1.0))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_submit_more, run)
+                with pytest.raises(SampleTimeout):
+                    await run.sample(100, timeout_s=50)
+
+    run_virtual(main)
+    (asked,) = [r.seq for r in read_log(tmp_path / "run") if isinstance(r.event, BatchRequested)]
+    inside = [seq for seq in snapshots(tmp_path / "run") if seq > asked]
+    told = wait_story_of(tmp_path / "run", inside[-2] + 1)
+
+    assert 1 < told.told_from <= told.request_seq == asked
+    assert told.steps == wait_story(read_log(tmp_path / "run"), inside[-2] + 1).steps
+
+
+async def _submit_more(run: gs.Run) -> None:
+    for number in range(30):
+        await anyio.sleep(1)
+        run.submit("question", group_id=f"h{number}").start(0).finish(gs.Trajectory(reward=1.0))
+
+
 def test_why_on_a_shortened_run_says_what_is_not_told(runs: dict[Any, Path]) -> None:
     result = call("why", runs[1], f"g{BATCHES}")
     early = call("why", runs[1], "g1")
@@ -251,7 +330,7 @@ def test_a_shortened_log_that_cannot_follow_its_snapshot_is_found(tmp_path: Path
     result = call("check", run)
 
     assert result.exit_code == 1
-    assert len(result.stdout.splitlines()) == 1
+    assert [line.startswith("\t") for line in result.stdout.splitlines()] == [False, True]
 
 
 # disk ------------------------------------------------------------------------------------------------

@@ -12,14 +12,15 @@ import groupstate as gs
 from groupstate import CheckpointMark, Rules, open_run
 from groupstate.core.book import replayed
 from groupstate.core.frontier import frontier
-from groupstate.core.snapshot import STATE_VERSION, BookState, Capture, encoded
+from groupstate.core.snapshot import STATE_VERSION, BookState, Capture, capture_live, encoded, restore
 from groupstate.errors import BadMark, BadSettings, UnsupportedLog
 from groupstate.log.disk import OsDisk
 from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
 from groupstate.log.reading import Cursor, first_event, read_book, read_log, snapshot_digests
 from groupstate.log.rundir import RunDir, read_run_info
-from groupstate.log.snapshots import SnapshotInfo, list_snapshots, snapshot_path, write_snapshot
+from groupstate.log.seeking import nearest_base
+from groupstate.log.snapshots import WAYPOINT, SnapshotInfo, list_snapshots, snapshot_path, write_snapshot
 from groupstate.runtime.observed import Reported, ReportedRow, StatusFeed
 from groupstate.simulate.faults import FaultyDisk
 from groupstate.simulate.loop import EPOCH_NS
@@ -402,3 +403,56 @@ async def test_a_commit_that_only_the_base_knows_is_undone_by_a_rewind(tmp_path:
 
     assert 19 in numbers(short.open)
     assert (short.open, short.lowest_open) == (whole.open, whole.lowest_open)
+
+
+# Waypoints -------------------------------------------------------------------------------------------
+
+
+def waypoints(path: Path) -> list[int]:
+    return list_snapshots(OsDisk(), RunDir.at(path), WAYPOINT)
+
+
+async def test_a_waypoint_is_taken_five_times_as_often_as_a_snapshot(tmp_path: Path) -> None:
+    async with open_run(log=log_at(tmp_path), snapshot_events=50) as run:
+        for version in range(1, 31):
+            await run.publish_weights(version)
+
+    assert waypoints(tmp_path) == [10, 20, 30]
+
+
+async def test_the_more_groups_are_live_the_fewer_waypoints_are_taken(tmp_path: Path) -> None:
+    async with open_run(log=log_at(tmp_path), snapshot_events=50) as run:
+        run.submit("a")
+        run.submit("b")
+        for version in range(1, 60):
+            await run.publish_weights(version)
+
+    assert waypoints(tmp_path) == [20, 40, 60]
+
+
+async def test_waypoints_before_the_opening_count(tmp_path: Path) -> None:
+    for opening in range(7):
+        async with open_run(log=log_at(tmp_path), snapshot_events=100) as run:
+            for version in range(5):
+                await run.publish_weights(opening * 5 + version + 1)
+
+    first, second = waypoints(tmp_path)
+    assert second - first == first == 20
+
+
+async def test_what_is_live_is_the_same_from_a_waypoint(tmp_path: Path) -> None:
+    async with open_run(log=log_at(tmp_path), group_size=2, snapshot_events=50, **CLOCK) as run:
+        for number in range(3):
+            await step(run, number)
+            for _ in range(50):
+                await run.publish_weights(run.weight_version + 1)
+    records = list(read_log(tmp_path))
+    for seq in waypoints(tmp_path):
+        base = nearest_base(tmp_path, seq)
+        live = replayed(records[:seq])
+
+        assert not base.whole
+        assert base.book.state() == restore(capture_live(live)).state()
+        assert base.book.groups.keys() == live.groups.keys()
+        assert live.groups
+    assert len(waypoints(tmp_path)) > 1

@@ -465,6 +465,42 @@ async def test_the_engines_death_is_raised_in_the_waiting_sampler(loop):
 
 
 @virtual
+async def test_the_death_is_told_at_once_also_while_no_session_asks_the_engine(loop):
+    async def in_a_tool(ctx):
+        await anyio.sleep(3600)
+        return Trajectory(reward=1.0)
+
+    async with opened(loop, source=range(9), session=in_a_tool, engine=dying_engine(loop, 5)) as run:
+        with pytest.raises(RolloutDied, match="out of memory") as caught:
+            await run.sample(1)
+
+        assert isinstance(caught.value.__cause__, EngineDied)
+        assert loop.time() == 5
+
+
+@virtual
+async def test_an_engine_that_was_closed_has_not_died(loop):
+    async def in_a_tool(ctx):
+        await anyio.sleep(10)
+        return Trajectory(reward=1.0)
+
+    engine = ScriptedEngine([])
+    async with opened(loop, source=range(1), session=in_a_tool, engine=engine) as run:
+        await engine.aclose()
+
+        assert len(await run.sample(1)) == 1
+
+
+@pytest.mark.parametrize("died", [False, lambda: None], ids=["a flag", "a plain function"])
+@virtual
+async def test_what_else_an_engine_calls_died_is_left_alone(loop, died):
+    engine = ScriptedEngine(lambda ids: [1], token_s=1)
+    engine.died = died
+    async with opened(loop, source=range(1), session=generating, engine=engine) as run:
+        assert len(await run.sample(1)) == 1
+
+
+@virtual
 async def test_every_waiter_and_every_later_sample_is_told_of_the_death(loop):
     async with opened(loop, source=range(9), session=generating, engine=dying_engine(loop, 5)) as run:
         waiters = [started(run.sample(1)), started(run.sample(2)), started(run.sample(1, partition="val"))]

@@ -495,6 +495,22 @@ async def test_a_sample_that_waits_for_the_engine_is_told_of_the_turn(loop):
 
 
 @virtual
+async def test_a_sample_that_waits_for_an_engine_that_somebody_stopped_is_told_so(loop):
+    engine = SlowEngine()
+    async with colocated(loop, engine) as run:
+        await engine.pause()
+        with pytest.raises(SampleTimeout, match="the engine is paused, by a call from outside: until it is resumed"):
+            await run.sample(1, timeout_s=60)
+        await engine.sleep()
+        with pytest.raises(SampleTimeout, match="the engine is asleep, by a call from outside"):
+            await run.sample(1, timeout_s=60)
+        await engine.wake()
+        await engine.resume()
+        assert "engine" not in str(run.explain())
+        assert len(await run.sample(1)) == 1
+
+
+@virtual
 async def test_what_is_sampleable_can_be_sampled_in_a_turn(loop):
     engine = SlowEngine()
     async with colocated(loop, engine) as run:

@@ -1,6 +1,9 @@
 """The loop whose clock jumps."""
 
 import asyncio
+import os
+import signal
+import socket
 
 import anyio
 import pytest
@@ -91,3 +94,69 @@ def test_timers_that_are_due_together_go_in_the_order_in_which_they_were_set():
     seen = run_virtual(main)
 
     assert seen == [n for n in range(50) if n % 3] + [n for n in range(50) if not n % 3]
+
+
+def test_timers_that_were_cancelled_do_not_heap_up():
+    async def main(loop: VirtualLoop) -> tuple[int, list[int]]:
+        seen: list[int] = []
+        for number in range(1_000):
+            loop.call_later(1_000.0 + number, seen.append, number).cancel()
+        loop.call_later(2_000.0, seen.append, -1)
+        await asyncio.sleep(1)
+        kept = len(loop._timers)
+        await asyncio.sleep(3_000)
+        return kept, seen
+
+    kept, seen = run_virtual(main)
+
+    assert kept < 10
+    assert seen == [-1]
+
+
+def test_what_a_callback_raises_is_told_to_the_loop_s_handler_and_stops_nobody():
+    async def main(loop: VirtualLoop) -> list[str]:
+        heard: list[str] = []
+        loop.set_exception_handler(lambda _, context: heard.append(f"{context['message']}: {context['exception']!r}"))
+        loop.call_later(1.0, {}.pop, "nothing")
+        await asyncio.sleep(2.0)
+        return heard
+
+    (heard,) = run_virtual(main)
+
+    assert heard.startswith("Exception in callback <_Timer")
+    assert heard.endswith("KeyError('nothing')")
+
+
+def test_a_socket_is_heard_before_the_clock_jumps():
+    async def main(loop: VirtualLoop) -> tuple[bytes, float]:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with ours, theirs:
+            theirs.send(b"hello")
+            got = await loop.sock_recv(ours, 5)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(loop.sock_recv(ours, 5), 3.0)
+        return got, loop.now_s
+
+    assert run_virtual(main) == (b"hello", 3.0)
+
+
+def test_a_signal_is_heard_while_timers_go_on():
+    async def main(loop: VirtualLoop) -> bool:
+        heard = asyncio.Event()
+        loop.add_signal_handler(signal.SIGUSR1, heard.set)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for _ in range(200):
+            await asyncio.sleep(1)
+        return heard.is_set()
+
+    assert run_virtual(main)
+
+
+def test_a_closed_loop_takes_no_more():
+    loop = VirtualLoop()
+    loop.close()
+
+    for call in (lambda: loop.call_soon(print), lambda: loop.call_later(1, print)):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()

@@ -9,7 +9,7 @@ from groupstate.simulate.retold import retold, steps_of
 from groupstate.simulate.scenario import StepFailed, play
 from groupstate.simulate.scenario_file import parse
 from groupstate.simulate.simulator import simulate
-from tests.simulate import planted
+from tests.planted import faults as planted
 
 
 @pytest.mark.parametrize(("fault", "seed"), [("credited_twice", 1), ("terminal_published_early", 1)])

@@ -10,7 +10,7 @@ from groupstate.cli import main
 from groupstate.simulate.plan import Plan
 from groupstate.simulate.plan_file import plan_text, read_plan
 from groupstate.simulate.simulator import simulate
-from tests.simulate import planted
+from tests.planted import faults as planted
 
 
 def run(*arguments):

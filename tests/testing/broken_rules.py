@@ -1,8 +1,10 @@
 """Selections of a user's own with the mistakes that one makes, and the same ones right."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from groupstate import Book, Drop, OpenRequest, Phase, Rules, Select
+from groupstate.core.events import TrajectoryRecord
 from groupstate.core.group import Group
 
 
@@ -94,3 +96,60 @@ def wants_each_reward(book: Book, rules: Rules, request: OpenRequest) -> Iterato
     ready = sorted(book.ready(), key=lambda group: [one.trajectories[-1].metrics["reward"] for one in group.sessions])
     if len(ready) >= request.size:
         yield Select(group.group_id for group in ready[: request.size])
+
+
+def rows(group: Group) -> list[TrajectoryRecord]:
+    return [row for session in group.sessions for row in session.trajectories]
+
+
+def short_and_safe(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """Evicts groups with an answer of more than 8 tokens, and such as are unsafe."""
+    good = []
+    for group in book.ready():
+        if max(row.response_tokens for row in rows(group)) > 8 or min(row.metrics["safe"] for row in rows(group)) < 1:
+            yield Drop(group.group_id)
+        else:
+            good.append(group.group_id)
+    if len(good) >= request.size:
+        yield Select(good[: request.size])
+
+
+def short_if_all_are(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """Looks for groups whose answers are all too long, and so keeps one long answer among short ones."""
+    good = [group for group in book.ready() if min(row.response_tokens for row in rows(group)) <= 8]
+    yield from (Drop(group.group_id) for group in book.ready() if group not in good)
+    if len(good) >= request.size:
+        yield Select(group.group_id for group in good[: request.size])
+
+
+def gives_up_by_hand(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """Takes groups out of the book itself, and trips over that the next time."""
+    for group in list(book.ready()):
+        if mean(group) == 1.0:
+            del book.groups[group.group_id]
+    yield from in_band(book, rules, request)
+
+
+def hides_rewards(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """Caps the rewards for itself, and so for all."""
+    for group in book.ready():
+        for row in rows(group):
+            row.metrics["reward"] = min(row.metrics["reward"], 0.5)
+    yield from in_band(book, rules, request)
+
+
+class Later:
+    """Would have to be awaited, which isn't to be seen before it is asked."""
+
+    def __call__(self, book: Book, rules: Rules, request: OpenRequest) -> Any:
+        async def answer() -> list[Select | Drop]:
+            return []
+
+        return answer()
+
+
+def names_one(book: Book, rules: Rules, request: OpenRequest) -> Iterator[Select | Drop]:
+    """An id in place of a list of ids."""
+    for group in book.ready():
+        yield Select(group.group_id)
+        return

@@ -67,6 +67,15 @@ def test_the_text_names_invariant_events_and_what_would_be_right() -> None:
     assert "right would be: a batch takes groups that are whole, sampleable and in no other batch" in text
 
 
+def test_the_events_that_cannot_all_be_true_are_shown_however_long_ago_they_were() -> None:
+    fenced = [ev.ResultFenced("a", 0, 1, "finished", "terminal")] * 20
+    text = str(broken(lies(*fenced, ev.GroupFinished("a"))))
+
+    assert "     5  group_finished  a\n" in text
+    assert "    26  group_finished  a\n" in text
+    assert text.count("result_fenced") == 2 * 5
+
+
 def test_a_long_list_is_cut_but_not_in_the_attribute() -> None:
     submissions = [ev.GroupSubmitted("a", 1, "train", 0, 1, "submit") for _ in range(9)]
 

@@ -57,6 +57,8 @@ def kind(llm: AsyncLLM, models: Path) -> Vllm:
 
 
 class TestVllm(EngineContract):
+    patience_s = 600.0
+
     @pytest_asyncio.fixture(loop_scope="session")
     async def make(self, kind: Vllm) -> AsyncIterator[Make]:
         async with closing(kind.make) as make_one:

@@ -36,6 +36,8 @@ class Death:
     generates: list[Any]
     publishes: Any
     samples: Any
+    samples_beside_tools: Any
+    """In a run none of whose sessions asks the engine anything."""
     closes: Any
     later: list[Any]
     took_s: float
@@ -44,6 +46,11 @@ class Death:
 async def answer(ctx: SessionContext) -> Trajectory:
     generation = await ctx.generate([3, 10, ctx.session + 17])
     return ctx.trajectory([3, 10, ctx.session + 17], generation, reward=float(ctx.session))
+
+
+async def use_a_tool(ctx: SessionContext) -> Trajectory:
+    await anyio.sleep(600)
+    return Trajectory(reward=0.0)
 
 
 async def seen(call: Awaitable[Any]) -> Any:
@@ -66,7 +73,13 @@ async def death(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Async
         ) as run:
             outcomes["samples"] = await seen(run.sample(2))
 
+    async def tools() -> None:
+        async with open_run(session=use_a_tool, engine=engine) as run:
+            run.submit("p")
+            outcomes["samples beside tools"] = await seen(run.sample(1))
+
     async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(tools())
         request = Request([3, 10], SamplingParams(max_tokens=1900))
         running = tasks.create_task(seen(rollout()))
         generating = [
@@ -84,6 +97,7 @@ async def death(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Async
         generates=[task.result() for task in generating],
         publishes=publishing.result(),
         samples=outcomes["samples"],
+        samples_beside_tools=outcomes["samples beside tools"],
         closes=running.result(),
         later=[await seen(call) for call in (engine.generate(Request([3])), engine.pause(), engine.resume())],
         took_s=asyncio.get_running_loop().time() - began,
@@ -112,6 +126,11 @@ def test_the_waiting_sampler_is_told(death: Death) -> None:
     assert isinstance(death.samples, RolloutDied)
     assert isinstance(death.samples.__cause__, EngineDied)
     assert death.closes is None
+
+
+def test_a_sampler_is_told_whose_sessions_all_use_tools(death: Death) -> None:
+    assert isinstance(death.samples_beside_tools, RolloutDied)
+    assert "its process EngineCore ended with code -9" in str(death.samples_beside_tools.__cause__)
 
 
 def test_all_are_told_at_once(death: Death) -> None:

@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
 
@@ -29,6 +30,17 @@ def test_it_trains_a_tiny_qwen_on_what_vllm_generates_and_publishes_each_step(tm
     assert (summary.engine, summary.steps) == ("vllm", 3)
     assert (book.weight_version, book.totals["batches_committed"]) == (3, 3)
     assert violations(records) == []
+
+
+@pytest.mark.long
+def test_it_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Settings(engine="vllm", steps=300)
+    summary = demo(out=tmp_path / "run", recipe=recipe, console=Console(file=io.StringIO()))
+
+    assert summary is not None
+    with capsys.disabled():
+        print(f"\naccuracy {summary.accuracy_before:.1%} before, {summary.accuracy_after:.1%} after 300 steps")
+    assert summary.accuracy_after > summary.accuracy_before + 0.06, summary
 
 
 def test_padding_and_neighbours_change_no_log_probability() -> None:

@@ -238,6 +238,14 @@ async def test_answers_come_as_text_where_vllm_has_a_tokenizer(own: VllmEngine) 
     assert [span.weight_version for span in generation.spans] == [2]
 
 
+async def test_another_event_loop_is_refused(own: VllmEngine) -> None:
+    for call in (own.generate(ask()), own.pause(), own.publish_weights("nowhere", 3)):
+        with pytest.raises(EngineError, match="the engine 'vllm' is used from two event loops at once"):
+            await asyncio.to_thread(asyncio.run, call)
+
+    assert (await own.generate(ask())).finish_reason == "length"
+
+
 async def test_a_stop_text_ends_an_answer_and_its_tokens_are_there(own: VllmEngine) -> None:
     letters = own.tokenizer.encode("abc")
     request = ask(max_tokens=400, temperature=1.0, extra={"allowed_token_ids": letters, "stop": "ca"})

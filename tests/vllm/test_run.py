@@ -12,6 +12,8 @@ from groupstate.core.book import replayed
 from groupstate.core.invariants import violations
 from groupstate.engines.vllm import VllmEngine
 from groupstate.errors import EngineError
+from tests.vllm.engines import token_count
+from tests.vllm.test_weights import forced
 from tests.vllm.tiny_model import CONTEXT, state_dict
 
 STEPS = 4
@@ -124,12 +126,51 @@ async def test_a_colocated_trainer_has_the_device_between_sleep_and_wake(llm: As
         for step in range(2):
             with anyio.fail_after(60):
                 batch = await run.sample(4)
-            await engine.pause()
-            await engine.sleep()
-            await run.publish_weights(step + 1, state_dict(seed=(step + 1) % 2))
-            await engine.wake()
-            await engine.resume()
+            async with run.trainer_turn() as turn:
+                assert engine.state == "asleep"
+                made = {request_id: token_count(engine, request_id) for request_id in engine._rows}
+                await anyio.sleep(0.2)
+                await turn.publish(step + 1, state_dict(seed=(step + 1) % 2))
+                assert {request_id: token_count(engine, request_id) for request_id in made} == made
             await run.commit(batch)
 
         assert run.weight_version == engine.weight_version == 2
+    await engine.aclose()
+
+
+async def test_conversations_go_on_token_by_token_while_weights_change(llm: AsyncLLM) -> None:
+    """Each answer hangs on all tokens before it, those that other weights made and the environment's too."""
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        t = ctx.transcript([3, 10, 20 + ctx.session])
+        for _ in range(4):
+            await t.generate(max_tokens=100)
+            t.observe([30, 31, 32])
+        return t.trajectory(reward=float(ctx.session))
+
+    async def train() -> None:
+        for version in range(1, 1000):
+            await anyio.sleep(0.05)
+            await run.publish_weights(version, state_dict(seed=version % 2))
+
+    engine = VllmEngine(llm)
+    async with open_run(session=session, engine=engine, group_size=4) as run, anyio.create_task_group() as trainer:
+        run.submit("p")
+        trainer.start_soon(train)
+        with anyio.fail_after(120):
+            rows = [row.trajectory for row in (await run.sample(1)).rows]
+        trainer.cancel_scope.cancel()
+
+    by_seed = {}
+    for seed in (0, 1):
+        await engine.publish_weights(state_dict(seed=seed), 1000 + seed)
+        by_seed[seed] = [await forced(llm, row.prompt_ids, row.response_ids) for row in rows]
+    for number, row in enumerate(rows):
+        expected = [0.0] * len(row.response_ids)
+        for span in row.spans:
+            made = by_seed[span.weight_version % 2][number]
+            expected[span.start : span.stop] = made[span.start : span.stop]
+        assert len({span.weight_version for span in row.spans}) > 1
+        assert row.environment == ((100, 103), (203, 206), (306, 309), (409, 412))
+        assert row.log_probs == pytest.approx(expected, abs=1e-4)
     await engine.aclose()

@@ -33,6 +33,8 @@ class Soak:
         self.chance = random.Random(seed)
         self.ends: Counter[str] = Counter()
         self.publications = 0
+        self.some_ended = anyio.Event()
+        """Since the last publication."""
 
     async def run(self, sessions: int) -> None:
         places = anyio.Semaphore(AT_ONCE)
@@ -59,6 +61,7 @@ class Soak:
         finally:
             places.release()
             self.ends[end] += 1
+            self.some_ended.set()
 
     async def _ended(self, request: Request, end: str, after_s: float) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -82,6 +85,9 @@ class Soak:
         """Publish, in whatever state the engine then is."""
         while True:
             await anyio.sleep(self.chance.uniform(0.2, 0.8))
+            # Else, on a machine too busy for an answer between two publications, `restart` would let none end.
+            await self.some_ended.wait()
+            self.some_ended = anyio.Event()
             state = self.chance.choice(["generating", "generating", "paused", "asleep"])
             with anyio.CancelScope(shield=True):
                 await self._publish(state)
@@ -100,14 +106,17 @@ class Soak:
 
 
 def memory_bytes() -> int:
-    """Of this process and those it started, each shared page counted in parts."""
+    """Of this process and those it started, each page that they share counted in parts.
+
+    Without the pages of files, such as torch's: they count for less while other processes have them too.
+    """
     pids = [str(os.getpid())]
     for path in Path("/proc/self/task").iterdir():
         pids += (path / "children").read_text().split()
     total = 0
     for pid in pids:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        total += sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     return total * 1024
 
 

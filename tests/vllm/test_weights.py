@@ -99,10 +99,13 @@ async def test_numbers_that_are_not_finite_never_get_into_a_cache(
     assert await engine.generate(ask()) == before
 
 
-async def test_what_was_cached_under_the_old_weights_is_forgotten(engine: VllmEngine) -> None:
+@pytest.mark.parametrize("state", ["generating", "paused", "asleep"])
+async def test_what_was_cached_under_the_old_weights_is_forgotten(engine: VllmEngine, state: str) -> None:
     prompt = tuple(range(3, 400))
     await engine.generate(ask(prompt))
+    await _go_to(engine, state)
     await engine.publish_weights(state_dict(seed=1), 1)
+    await _go_on(engine)
     generation = await engine.generate(ask(prompt))
 
     expected = await forced(engine.llm, prompt, generation.token_ids)

@@ -6,6 +6,7 @@ Rule 2: leaving a stream, by whatever way, closes its connection unless it was r
 that nobody waits for the rest.
 """
 
+import asyncio
 import contextlib
 import functools
 import ssl
@@ -71,6 +72,11 @@ class Answer:
     def missing(self) -> bool:
         """The server doesn't have this."""
         return self.status in (403, 404, 405)
+
+    @property
+    def late(self) -> bool:
+        """Somebody on the way didn't wait, or not yet: nothing is wrong with the request."""
+        return self.status in (408, 425)
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; empty if it is something else."""
@@ -155,19 +161,33 @@ class Client:
     """Talks to one server."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        headers = {"accept-encoding": "identity"}
+        self._url = url
+        self._headers = {"accept-encoding": "identity"}
         if api_key is not None:
-            headers["authorization"] = f"Bearer {_usable_key(api_key)}"
+            self._headers["authorization"] = f"Bearer {_usable_key(api_key)}"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where the connections were made."""
         try:
-            self._http = httpx.AsyncClient(
-                base_url=url,
-                verify=_tls(),
-                headers=headers,
-                timeout=httpx.Timeout(None, connect=CONNECT_S),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S),
-            )
+            self._http = self._unconnected()
         except httpx.InvalidURL as error:
             raise EngineError(f"{url!r} is no URL of a server: {error}") from error
+
+    def _unconnected(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self._url,
+            verify=_tls(),
+            headers=self._headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S),
+        )
+
+    def _here(self) -> httpx.AsyncClient:
+        """With connections of the running loop: those of one that has ended can't even be closed."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop and not self._loop.is_running():
+            self._http = self._unconnected()
+        self._loop = loop
+        return self._http
 
     async def get(self, path: str, *, timeout_s: float) -> Answer:
         return await self._plain("GET", path, timeout_s)
@@ -182,7 +202,7 @@ class Client:
     ) -> Answer:
         try:
             with anyio.fail_after(timeout_s), _named():
-                response = await self._http.request(method, path, params=params, **_content(body))
+                response = await self._here().request(method, path, params=params, **_content(body))
                 return Answer(response.status_code, response.content)
         except TimeoutError:
             raise Broken(f"no answer to {path} within {timeout_s:g} s", answered=False) from None
@@ -196,12 +216,12 @@ class Client:
             Broken: the connection failed.
         """
         with _named() as state:
-            async with self._http.stream("POST", path, content=body, headers=JSON) as response:
+            async with self._here().stream("POST", path, content=body, headers=JSON) as response:
                 state.answered = True
                 yield Stream(response)
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        await self._here().aclose()
 
 
 def _usable_key(api_key: object) -> str:

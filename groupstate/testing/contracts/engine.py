@@ -3,13 +3,14 @@
     class TestMine(EngineContract):
         @pytest.fixture
         def kind(self):
-            return Mine()          # an `EngineKind`
+            return Mine()          # of a subclass of `EngineKind`, which is told what is missing in it
 
 What a kind of engine can't do, its kind says in a `bool`, and the tests that need it are skipped with that reason.
 """
 
 import asyncio
 import math
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ import pytest_asyncio
 
 from groupstate.engines.port import Engine, Generation, Request, SamplingParams
 from groupstate.errors import EngineDied, EngineError, RequestRefused
-from groupstate.testing.contract import Contract
+from groupstate.testing.contracts.base import Contract
 
 VOCABULARY = 16
 """Every engine knows at least the tokens below this one."""
@@ -31,38 +32,47 @@ CONTEXT = 2000
 
 
 class EngineKind(Protocol):
-    """How the contract makes and breaks one kind of engine."""
+    """How the contract makes and breaks one kind of engine. What stands here without a body has to be said."""
 
-    long: int
-    """Tokens that take the engine long enough for something to happen meanwhile."""
-    death: str
+    long: int = 1500
+    """Tokens that take the engine long enough for something to happen meanwhile; `CONTEXT` has room for them."""
+    death: str = "boom"
     """What the text of its death contains."""
-    sets_slots: bool
+    sets_slots: bool = False
     """Whether each engine may have slots of its own (`slots_max`)."""
 
-    def make(self, **options: Any) -> Any: ...
+    @abstractmethod
+    def make(self, **options: Any) -> Any:
+        """A new engine that knows the tokens below `VOCABULARY`, and has room for `CONTEXT` tokens.
+
+        Args:
+            options: of `weight_version`, `in_flight`, and with `sets_slots` `slots_max`, what the test asks for.
+        """
 
     async def make_mortal(self, **options: Any) -> Any:
         """One that may be killed without harm to the others."""
-        ...
+        return self.make(**options)
 
+    @abstractmethod
     def weights(self) -> dict[str, Any]:
-        """Others than those that engines are made with."""
-        ...
+        """Others than those that engines are made with. With a tensor `nonsense` among them they are misfit."""
 
-    def kill(self, engine: Any) -> None: ...
+    @abstractmethod
+    def kill(self, engine: Any) -> None:
+        """It dies now, or with its next token, of an error whose text contains `death`; whether it generates or is
+        idle, once it has answered a request."""
 
+    @abstractmethod
     def token_count(self, engine: Any, request: Request) -> int:
         """Tokens that a request has so far; 0 also for one that isn't there."""
-        ...
 
+    @abstractmethod
     def is_publishing(self, engine: Any) -> bool:
         """Whether weights were published that it doesn't generate with yet."""
-        ...
 
     async def requests_left(self, engine: Any) -> int:
         """Requests that the engine still works for, counted where it works."""
-        ...
+        return int(engine.in_flight_count)
 
 
 Make = Callable[..., Any]
@@ -135,6 +145,11 @@ class EngineContract(Contract):
     def needs_slots(self, kind: EngineKind) -> None:
         if not kind.sets_slots:
             pytest.skip("this kind of engine has its slots from what it runs in")
+
+    @pytest.fixture
+    def needs_died(self, make: Make) -> None:
+        if not hasattr(make(), "died"):
+            pytest.skip("this kind of engine doesn't hear of its death by itself")
 
     async def test_a_request_is_answered_with_a_log_probability_for_every_token(self, make: Make) -> None:
         generation = await make(weight_version=3).generate(ask(max_tokens=5))
@@ -560,6 +575,32 @@ class EngineContract(Contract):
                 await attempt
         assert engine.in_flight_count == 0
         await engine.aclose()
+
+    @pytest.mark.usefixtures("needs_died")
+    async def test_who_waits_for_its_death_is_told_while_nobody_asks_anything(self, kind: EngineKind) -> None:
+        engine = await kind.make_mortal()
+        await engine.generate(ask())
+        waiting = [asyncio.create_task(engine.died()) for _ in range(2)]
+        waiting[0].cancel()
+        done, _ = await asyncio.wait(waiting, timeout=0.05)
+
+        assert done == {waiting[0]}
+        kind.kill(engine)
+        for call in (waiting[1], engine.died()):
+            with anyio.fail_after(30), pytest.raises(EngineDied, match=kind.death):
+                await call
+        await engine.aclose()
+
+    @pytest.mark.usefixtures("needs_died")
+    async def test_to_be_closed_is_no_death(self, make: Make) -> None:
+        engine = make()
+        await engine.generate(ask())
+        waiting = asyncio.create_task(engine.died())
+        await engine.aclose()
+        done, _ = await asyncio.wait([waiting], timeout=0.05)
+        waiting.cancel()
+
+        assert not done
 
     async def test_closing_fails_requests_under_way_and_may_be_done_twice(self, make: Make, kind: EngineKind) -> None:
         engine = make()

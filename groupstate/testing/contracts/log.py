@@ -32,7 +32,7 @@ from groupstate.core.events import (
 )
 from groupstate.errors import LogError, LogFailed
 from groupstate.log.port import EventLog
-from groupstate.testing.contract import Contract
+from groupstate.testing.contracts.base import Contract
 
 
 def weights(first_seq: int, count: int = 1) -> list[Record]:

@@ -17,7 +17,7 @@ import pytest
 from groupstate.core.events import PayloadRef
 from groupstate.errors import DamagedPayload
 from groupstate.log.port import PayloadStore
-from groupstate.testing.contract import Contract
+from groupstate.testing.contracts.base import Contract
 
 
 class PayloadStoreContract(Contract):

@@ -6,16 +6,18 @@
 A built-in selection is given as `rules = Rules(selection="freshest_first")`.
 """
 
+import functools
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from groupstate.core.custom import CustomRule
 from groupstate.core.invariants import violations
 from groupstate.core.rules import Rules
-from groupstate.errors import CustomRuleError
-from groupstate.testing.contract import Contract
-from groupstate.testing.notation import Story, play
+from groupstate.errors import BadSettings, CustomRuleError
+from groupstate.testing.contracts.base import Contract
+from groupstate.testing.notation import Story
+from groupstate.testing.said import own_selection
 from groupstate.testing.twin import names
 from groupstate.testing.watched import Watched
 
@@ -27,15 +29,30 @@ class RuleContract(Contract):
     """The other settings."""
     selection: ClassVar[Any] = None
     """The function; None for the selection that `rules` names."""
+    story: Story | None = None
+    """The one that was told last."""
     good: ClassVar[Sequence[str]] = ("reward=0", "reward=1")
     """How the sessions of a group end that the rule takes, one after the other, in the notation."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own_selection(cls)
+        for name, test in list(vars(cls).items()):
+            if name.startswith("test_") and inspect.isfunction(test) and not inspect.iscoroutinefunction(test):
+                setattr(cls, name, _with_its_story(test))
+
     @classmethod
     def own(cls) -> CustomRule | None:
-        """The function, which isn't a method although it stands in a class."""
-        found = inspect.getattr_static(cls, "selection")
-        function: CustomRule | None = found.__func__ if isinstance(found, staticmethod) else found
-        return function
+        """
+        Raises:
+            BadSettings: nothing says which rule is tested.
+        """
+        found = own_selection(cls)
+        if found is None and not any("rules" in vars(each) for each in cls.__mro__ if each is not RuleContract):
+            raise BadSettings(
+                f"{cls.__qualname__} doesn't say which rule it tests: selection = the function, or rules = Rules(...)"
+            )
+        return found
 
     def play(self, *lines: str, source: int | None = None) -> Story:
         """A story under the rule, which is asked twice each time.
@@ -45,13 +62,13 @@ class RuleContract(Contract):
         """
         own = self.own()
         self.watched = None if own is None else Watched(own)
-        return play(
-            *lines,
+        self.story = Story(
             rules=self.rules if self.watched is None else self.rules.changed(selection=self.watched.path),
             source=None if source is None else names(source),
             group_size=len(self.good),
             selection=self.watched,
         )
+        return self.story.tell(*lines)
 
     def group(self, name: str, ends: Iterable[str] = (), *, options: str = "") -> list[str]:
         """The lines of a group that ends so; as `good` says without `ends`."""
@@ -63,6 +80,18 @@ class RuleContract(Contract):
     def taken(story: Story) -> list[str]:
         return [name for batch in story.batches() for name in batch]
 
+    def _in_words(self, story: Story) -> str:
+        """The last story, for whoever reads that a test of it has failed."""
+        ends = {name: getattr(self, name) for name in ("good", "bad") if hasattr(self, name)}
+        meant = " and ".join(f"{name} groups end {', '.join(map(repr, each))}" for name, each in ends.items())
+        rule = repr(self.rules) if self.watched is None else self.watched.name
+        told = "".join(f"\n    {line}" for line in story.lines)
+        batches = [list(batch) for batch in story.batches()]
+        return (
+            f"The story, in which {meant}, under {rule}:\n{told}\n\n"
+            f"Batches: {batches}. Evicted: {list(story.evicted())}. Sampleable: {story.ready()}."
+        )
+
     def check(self, story: Story) -> None:
         """Nobody was told that the rule's answer can't be followed, it only looked, and the log can be true."""
         if self.watched is not None and self.watched.problem is not None:
@@ -71,6 +100,20 @@ class RuleContract(Contract):
         assert not wrong, wrong[0]
         found = violations(story.log.read())
         assert not found, "\n".join(map(str, found))
+
+
+def _with_its_story(test: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def told(self: RuleContract, *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        try:
+            test(self, *args, **kwargs)
+        except Exception as error:
+            if self.story is not None:
+                error.add_note(f"\n{self._in_words(self.story)}")
+            raise
+
+    return told
 
 
 class SelectionContract(RuleContract):

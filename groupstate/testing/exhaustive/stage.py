@@ -15,7 +15,7 @@ from groupstate.core.book import Book, replayed
 from groupstate.core.explain import explain
 from groupstate.core.group import SETTLED, Group, fence_reason
 from groupstate.core.held import Window
-from groupstate.core.invariants import Checker
+from groupstate.core.invariants import Checker, Violation
 from groupstate.core.phases import TERMINAL, TRANSITIONS, Phase, Restored
 from groupstate.core.snapshot import capture, decoded, encoded, restore
 from groupstate.errors import CustomRuleError
@@ -42,14 +42,16 @@ class Watching(Checker):
     """Compares its counts with the run's own book, which is one event ahead, instead of driving one beside it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._book = None
+        super().__init__(replays=False)
         self.book: Book | None = None
         """None while the log is ahead of the book."""
 
-    def _replay(self, record: ev.Record) -> None:
-        if self.book is not None and (problem := self._difference(self.book)) is not None:
+    def feed(self, record: ev.Record) -> list[Violation]:
+        before = len(self.found)
+        super().feed(record)
+        if self.book is not None and (problem := self._difference(self.book, self._counts.keys())) is not None:
             self._wrong(*problem)
+        return self.found[before:]
 
     def _booked_window(self, partition: ev.Partition) -> Window | None:
         return None if self.book is None else self.book._windows_out[self.book.last_batch]

@@ -32,6 +32,8 @@ class Row:
 
     metrics: dict[str, float]
     versions: list[int] = attrs.field(factory=list)
+    tokens: int | None = None
+    """Of the answer, the last version being that of the rest; None for as many as there are versions."""
 
 
 @attrs.define

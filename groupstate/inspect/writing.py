@@ -1,0 +1,121 @@
+"""Files and folders that are there whole or not at all: made beside their place, flushed, then named."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from groupstate.errors import BadInput
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A path to write to; what is there at the end of the block comes to be `path`.
+
+    Raises:
+        BadInput: something lies at `path` and may not be overwritten, or its folder can't be written to.
+    """
+    if path.is_dir() and not path.is_symlink():
+        raise BadInput(f"{path} is a directory; name a file")
+    if os.path.lexists(path) and not overwrite:
+        raise BadInput(_taken(path))
+    beside = _beside(path)
+    try:
+        with _as_bad_input(path):
+            beside.touch()
+        yield beside
+        _flush(beside)
+        if overwrite:
+            beside.replace(path)
+        else:
+            try:
+                # Unlike a rename, a link doesn't replace what has come to lie there meanwhile.
+                os.link(beside, path)
+            except FileExistsError as error:
+                raise BadInput(_taken(path)) from error
+            except OSError:
+                # A file system without hard links.
+                beside.rename(path)
+        _flush(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
+    """An empty folder to write to; at the end of the block it comes to be `path`.
+
+    Args:
+        marker: a file that every folder of this kind has. Only a folder with it is ever replaced.
+
+    Raises:
+        BadInput: something lies at `path` that may not be replaced, or the folder around it can't be written to.
+    """
+    _check_folder(path, marker, overwrite=overwrite)
+    beside = _beside(path)
+    try:
+        with _as_bad_input(path):
+            beside.mkdir()
+        yield beside
+        for file in sorted(beside.rglob("*")):
+            _flush(file)
+        _flush(beside)
+        _check_folder(path, marker, overwrite=overwrite)
+        _put_in_place(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _put_in_place(beside: Path, path: Path) -> None:
+    if not path.exists():
+        beside.rename(path)
+    elif not any(path.iterdir()):
+        path.rmdir()
+        beside.rename(path)
+    else:
+        old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        path.rename(old)
+        beside.rename(path)
+        shutil.rmtree(old)
+    _flush(path.parent)
+
+
+def _check_folder(path: Path, marker: str, *, overwrite: bool) -> None:
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_dir():
+        raise BadInput(f"{path} is there already and is no directory; name another")
+    if not any(path.iterdir()):
+        return
+    if not (path / marker).is_file():
+        raise BadInput(
+            f"{path} holds something else (it has no {marker}), and nothing of it is overwritten; "
+            "name a directory that is new or empty"
+        )
+    if not overwrite:
+        raise BadInput(_taken(path))
+
+
+def _taken(path: Path) -> str:
+    return f"{path} is there already; name another, or pass --force (overwrite=True)"
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextlib.contextmanager
+def _as_bad_input(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{path} can't be written: {error.strerror}") from error
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

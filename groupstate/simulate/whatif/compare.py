@@ -1,0 +1,130 @@
+"""What other rules would have made of a run, beside what was: `what_if`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core.arguments import integer
+from groupstate.core.rules import Rules
+from groupstate.simulate.whatif.figures import Figures, figures
+from groupstate.simulate.whatif.play import Played, play
+from groupstate.simulate.whatif.recorded import Recorded, recorded
+
+DECISIONS = (
+    ev.GroupSubmitted,
+    ev.GroupFinished,
+    ev.GroupFailed,
+    ev.GroupEvicted,
+    ev.RefillForfeited,
+    ev.BatchSampled,
+)
+
+
+@attrs.frozen
+class WhatIf:
+    own: Rules
+    rules: Rules
+    """The other ones."""
+    recorded: Figures
+    """What was."""
+    replayed: Figures
+    """The run's own rules over what was recorded: what the method gets wrong shows here."""
+    other: Figures
+    """The other rules over the same."""
+    parted: str
+    """Where the run's own rules, played again, decide otherwise than the log says; empty if nowhere."""
+    stopped: str
+    """Why the other rules didn't come to the end of what the trainer did; empty if they did."""
+    made_up: dict[str, int]
+    """What the log doesn't know and the other rules asked for, drawn from what it does know: by kind, how often."""
+    until: str
+    """Why the end of the log is left out; empty if all of it is in."""
+    records: list[ev.Record]
+    """The log that the other rules made, to look at as at any other."""
+
+    @property
+    def is_exact(self) -> bool:
+        """The run's own rules give the run again."""
+        return not self.parted
+
+
+def what_if(records: Iterable[ev.Record], rules: Rules | Callable[[Rules], Rules], *, seed: int = 0) -> WhatIf:
+    """Run other rules over what a run recorded.
+
+    Kept as they were: how long each session took and how it ended, its metrics and tokens, when the trainer asked,
+    published and committed after what it had done before. Made anew by the rules: which groups are submitted, evicted,
+    refilled, sampled, and how long the trainer waits. Where the other rules ask for more than the log knows (prompts
+    beyond those that were drawn, sessions that were cut off) it is drawn from what the log knows, and counted. Not
+    known at all, and so as it was: that sessions take longer where more of them run at once, and that other batches
+    make other weights.
+
+    Args:
+        records: the log, from its first event.
+        rules: the other rules, or what makes them of the run's own: `lambda own: own.changed(lag_max=2)`.
+        seed: picks what is drawn.
+
+    Raises:
+        BadInput: the log is empty, or its beginning is gone.
+        BadSettings: the rules name a selection function that can't be found.
+        LogError: the log isn't one that a run wrote.
+    """
+    seed = integer("seed", seed, least=0)
+    found = recorded(records)
+    replayed = play(found, found.rules, seed=seed)
+    chosen = rules if isinstance(rules, Rules) else rules(found.rules)
+    other = play(found, chosen, seed=seed)
+    return WhatIf(
+        found.rules,
+        chosen,
+        figures(found.records),
+        figures(replayed.records),
+        figures(other.records),
+        _parted(found, replayed),
+        other.stopped,
+        other.drawn,
+        found.until,
+        other.records,
+    )
+
+
+def _parted(found: Recorded, played: Played) -> str:
+    was, now = _decisions(found.records), _decisions(played.records)
+    while True:
+        left, right = next(was, None), next(now, None)
+        if left is None and right is None:
+            return ""
+        if left is None or right is None or left[1] != right[1]:
+            there = "the log ends" if left is None else f"event {left[0].seq} is {_told(left[0].event)}"
+            here = f"the play ends ({played.stopped or 'its end'})" if right is None else _told(right[0].event)
+            return f"{there}, and played again it is: {here}"
+
+
+def _told(event: ev.AnyEvent) -> str:
+    return f"{type(event).__name__}{_decision(event)}"
+
+
+def _decisions(records: Iterable[ev.Record]) -> Iterator[tuple[ev.Record, Any]]:
+    validation: set[str] = set()
+    for record in records:
+        event = record.event
+        if isinstance(event, ev.GroupSubmitted) and event.partition != ev.TRAIN:
+            validation.add(event.group_id)
+        if not isinstance(event, DECISIONS) or getattr(event, "group_id", None) in validation:
+            continue
+        if getattr(event, "partition", ev.TRAIN) == ev.TRAIN:
+            yield record, _decision(event)
+
+
+def _decision(event: ev.AnyEvent) -> tuple[Any, ...]:
+    """What of an event the rules decided."""
+    if isinstance(event, ev.GroupSubmitted):
+        return "submitted", event.group_id, event.size, event.weight_version, event.cause, event.target_version
+    if isinstance(event, ev.GroupEvicted):
+        return "evicted", event.group_id, event.reasons, event.lag, event.credit
+    if isinstance(event, ev.BatchSampled):
+        return "sampled", event.group_ids, event.weight_version, event.lags
+    if isinstance(event, ev.RefillForfeited):
+        return "forfeited", event.count, event.reason
+    return type(event).__name__, getattr(event, "group_id", "")

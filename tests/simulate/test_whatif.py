@@ -1,0 +1,279 @@
+"""Other rules over what a run recorded: the own ones give the run again, others what the simulator gives under them."""
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from groupstate import Rules
+from groupstate.cli import main
+from groupstate.core import events as ev
+from groupstate.core.invariants import violations
+from groupstate.core.rules import Slots
+from groupstate.errors import BadInput
+from groupstate.log.file import FileLog
+from groupstate.simulate.drawn import drawn_plan
+from groupstate.simulate.lots import Law
+from groupstate.simulate.plan import CrashPlan, Plan, SessionPlan, SourcePlan, TrainerPlan, UserPlan
+from groupstate.simulate.simulator import simulate
+from groupstate.simulate.whatif.compare import WhatIf, what_if
+from groupstate.simulate.whatif.figures import Figures, figures
+
+LIVELY = Plan(
+    seed=5,
+    hours=0.3,
+    rules={"mode": "async", "lag_max": 3, "on_stale": "drop", "filter_metric": "acc", "batch_size": 4},
+    sessions=SessionPlan(delay=Law(law="exponential", mean_s=20.0), error=0.02, flat=0.2),
+    trainer=TrainerPlan(batch_size=4, train=Law(law="exponential", mean_s=8.0)),
+)
+
+
+def recorded(plan: Plan = LIVELY) -> tuple[ev.Record, ...]:
+    outcome = simulate(plan)
+    assert outcome.breach is None
+    return outcome.records
+
+
+def ongoing() -> list[ev.Record]:
+    """The log of a run whose source has not ended yet."""
+    return list(itertools.takewhile(lambda record: not isinstance(record.event, ev.SourceExhausted), recorded()))
+
+
+def under(plan: Plan, **rules: Any) -> Plan:
+    return plan.changed(rules={**plan.rules, **rules})
+
+
+def same(own: Rules) -> Rules:
+    return own
+
+
+def plain_plan(seed: int) -> Plan:
+    """A drawn plan without what a log doesn't tell: who watched, and when somebody was told to stop."""
+    plan = drawn_plan(seed, hours=0.05)
+    sessions = msgspec.structs.replace(plan.sessions, stubborn=0.0)
+    trainer = msgspec.structs.replace(plan.trainer, cancel_at_claim=0.0, rewind=0.0)
+    rules = {name: value for name, value in plan.rules.items() if name != "cancel_doomed"}
+    return plan.changed(
+        rules=rules,
+        sessions=sessions,
+        trainer=trainer,
+        crash=CrashPlan(),
+        user=UserPlan(),
+        validation=None,
+        engine=None,
+    )
+
+
+# The run's own rules --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_runs_own_rules_played_again_decide_everything_as_the_log_says(seed: int) -> None:
+    found = what_if(recorded(plain_plan(seed)), same)
+
+    assert found.parted == ""
+    assert found.is_exact
+    assert found.stopped == ""
+
+
+def test_the_figures_of_the_own_rules_are_those_of_the_log() -> None:
+    found = what_if(recorded(), same)
+
+    assert found.replayed == found.recorded
+    assert found.other == found.recorded
+
+
+def test_a_run_that_crashed_and_was_opened_again_is_played_with_its_crashes() -> None:
+    plan = LIVELY.changed(crash=CrashPlan(every_s=200.0, closes=0.5))
+    outcome = simulate(plan)
+    assert outcome.lives > 2
+
+    found = what_if(outcome.records, same)
+
+    assert found.recorded.requeued > 0
+    assert found.other.requeued == pytest.approx(found.recorded.requeued, rel=0.2)
+    assert found.other.trained_groups == pytest.approx(found.recorded.trained_groups, rel=0.05)
+
+
+def test_what_is_played_is_a_log_that_holds_to_all_invariants() -> None:
+    found = what_if(recorded(), lambda own: own.changed(lag_max=1))
+
+    assert violations(found.records) == []
+
+
+def test_where_the_play_parts_from_the_log_it_says_so() -> None:
+    records = list(recorded())
+    number = next(i for i, record in enumerate(records) if isinstance(record.event, ev.GroupEvicted))
+    told = records[number]
+    assert isinstance(told.event, ev.GroupEvicted)
+    records[number] = ev.Record(told.seq, told.at_ns, msgspec.structs.replace(told.event, lag=7))
+
+    found = what_if(records, same)
+
+    assert not found.is_exact
+    assert f"event {told.seq} is GroupEvicted" in found.parted
+    assert "played again" in found.parted
+
+
+# Other rules ----------------------------------------------------------------------------------------------
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "fresher": {"lag_max": 1},
+    "staler": {"lag_max": 8},
+    "no filter": {"filter_metric": None},
+    "retries": {"attempts_max": 3, "retry_delay_s": 1.0},
+    "wider filter": {"tolerance": 1.0},
+    "more in flight": {"admission": {"kind": "slots", "n": 16, "ready_max": 8}},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_other_rules_come_to_what_the_simulator_comes_to_under_them(other: dict[str, Any]) -> None:
+    plan = LIVELY.changed(hours=0.6)
+    found = what_if(recorded(plan), lambda own: own.changed(**_settings(other)))
+    there = figures(recorded(under(plan, **other)))
+
+    assert found.is_exact
+    for name in ("evicted", "refills", "tokens_thrown"):
+        assert _per_batch(found.other, name) == pytest.approx(_per_batch(there, name), rel=0.12, abs=0.1), name
+    assert found.other.lag_mean == pytest.approx(there.lag_mean, rel=0.12, abs=0.1)
+    assert _per_batch(found.other, "waited_s") == pytest.approx(_per_batch(there, "waited_s"), rel=0.15, abs=0.5)
+
+
+def _settings(table: dict[str, Any]) -> dict[str, Any]:
+    """As Python writes them, what a plan has as tables."""
+    slots = {name: Slots(value["n"], value["ready_max"]) for name, value in table.items() if name == "admission"}
+    return {**table, **slots}
+
+
+def _per_batch(side: Figures, name: str) -> float:
+    return float(getattr(side, name)) / side.batches
+
+
+def test_a_tighter_bound_throws_more_away() -> None:
+    found = what_if(recorded(), lambda own: own.changed(lag_max=0))
+
+    assert found.other.reasons["stale"] > found.recorded.reasons["stale"]
+    assert found.other.evicted > found.recorded.evicted
+    assert found.other.lag_max == 0
+
+
+def test_prompts_beyond_those_of_the_log_are_made_up_and_counted() -> None:
+    found = what_if(ongoing(), lambda own: own.changed(lag_max=0))
+
+    assert found.made_up["prompts"] > 0
+    assert found.stopped == ""
+
+
+def test_the_seed_picks_what_is_made_up() -> None:
+    records = ongoing()
+
+    def tried(seed: int) -> WhatIf:
+        return what_if(records, lambda own: own.changed(lag_max=0), seed=seed)
+
+    assert tried(1) == tried(1)
+    assert tried(1) != tried(2)
+
+
+def test_a_source_that_ran_dry_runs_dry() -> None:
+    plan = LIVELY.changed(source=SourcePlan(prompts=60))
+
+    found = what_if(recorded(plan), lambda own: own.changed(lag_max=0))
+
+    assert found.other.groups == 60
+    assert "NotEnoughGroups" in found.stopped
+
+
+def test_a_group_that_had_no_deadline_gets_one() -> None:
+    found = what_if(recorded(), lambda own: own.changed(session_deadline_s=10.0))
+
+    assert found.other.sessions_failed > 2 * found.recorded.sessions_failed
+
+
+def test_a_trainer_that_would_wait_for_ever_is_told() -> None:
+    plan = LIVELY.changed(source=SourcePlan(prompts=40), sessions=SessionPlan(delay=Law(mean_s=5.0)))
+
+    found = what_if(recorded(plan), lambda own: own.changed(filter_metric="speed", on_missing="error"))
+
+    assert "MissingMetric" in found.stopped
+
+
+# What can't be tried --------------------------------------------------------------------------------------
+
+
+def test_a_log_without_its_beginning_is_refused() -> None:
+    with pytest.raises(BadInput, match="begins with event 2: what arrived before isn't known"):
+        what_if(recorded()[1:], same)
+
+
+def test_an_empty_log_is_refused() -> None:
+    with pytest.raises(BadInput, match="no event yet"):
+        what_if([], same)
+
+
+def test_what_follows_a_rewind_is_left_out() -> None:
+    plan = LIVELY.changed(
+        crash=CrashPlan(every_s=150.0, closes=1.0), trainer=TrainerPlan(batch_size=4, checkpoint_every=2, rewind=1.0)
+    )
+    records = recorded(plan)
+    rewound = next(record.seq for record in records if isinstance(record.event, ev.RunRewound | ev.RunRecovered))
+
+    found = what_if(records, same)
+
+    assert str(rewound) in found.until or "goes back to a mark" in found.until
+
+
+# The command ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whatif") / "run"
+    log = FileLog.create(path, durability="os", inline=True)
+    log.post(list(recorded()))
+    asyncio.run(log.aclose())
+    return path
+
+
+def invoked(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["whatif", *words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_command_sets_three_columns_side_by_side(run: Path) -> None:
+    text = invoked(str(run), "--set", "lag_max=0")
+
+    assert "lag_max 3 -> 0\tas it was\town rules, played again\tother rules" in text
+    assert "decide everything as the log says" in text
+    assert "made up for the other rules:" in text
+
+
+def test_the_command_takes_a_file_and_writes_json(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text("[rules]\nlag_max = 0\n")
+
+    found = json.loads(invoked(str(run), "--rules", str(file), "--json"))
+
+    assert found["rules"]["lag_max"] == 0
+    assert found["recorded"]["lag_max"] == 2
+    assert found["other"]["lag_max"] == 0
+    assert found["parted"] == ""
+
+
+def test_the_command_without_other_rules_is_refused(run: Path) -> None:
+    assert "use --rules FILE or --set KEY=VALUE" in invoked(str(run), code=2)
+
+
+def test_a_rule_that_there_isnt_is_refused(run: Path) -> None:
+    assert "lag_maxx" in invoked(str(run), "--set", "lag_maxx=1", code=2)
+
+
+def test_rules_that_contradict_each_other_are_refused(run: Path) -> None:
+    assert "lag_max bounds nothing in sync mode" in invoked(str(run), "--set", "mode=sync", code=2)
