@@ -20,7 +20,7 @@ from groupstate.core.held import OpenRequest
 from groupstate.core.metrics import Tally, batch_tally
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.prompt import Prompt
-from groupstate.core.rules import PerBatch, Slots
+from groupstate.core.rules import PerBatch
 from groupstate.core.select import is_for_now, ready_for, selected, surplus, why_held, why_not
 from groupstate.core.shelf import has_rows
 from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
@@ -360,7 +360,7 @@ class Controller:
         if not self.watched or refusals.unjudged_streak(self):
             return 0
         short = short_of(self.book, self.rules, max(self.watched))
-        if isinstance(self.rules.admission_rule, PerBatch | Slots):
+        if isinstance(self.rules.admission_rule, PerBatch):
             return short
         return min(short, admissible(self.book, self.rules))
 

@@ -25,11 +25,11 @@ from groupstate import (
     open_run,
 )
 from groupstate.core import events as ev
+from groupstate.core.invariants import violations
 from groupstate.errors import (
     BadInput,
     DamagedPayload,
     EvictionStreak,
-    GroupstateError,
     MissingMetric,
     NotEnoughGroups,
     RefillLimitExceeded,
@@ -953,8 +953,21 @@ async def test_nothing_is_drawn_for_who_has_stopped_looking_out(loop):
 @virtual
 async def test_wait_sampleable_says_that_admission_will_never_have_so_many_ready(loop):
     async with opened(loop, source=range(100), session=half_right, rules=Rules(admission=Slots(n=2))) as run:
-        with pytest.raises(GroupstateError):
+        with pytest.raises(NotEnoughGroups, match="lets 2 \\+ 0 groups be ready or in flight, 3 are wanted"):
             await run.wait_sampleable(3)
+        assert run.book.totals["submitted"] == 2
+        assert violations(run.ledger.log.read()) == []
+
+
+@virtual
+async def test_wait_sampleable_draws_no_more_than_the_slots_though_no_rollout_runs(loop):
+    async with opened(loop, source=range(100), rules=Rules(admission=Slots(n=2, ready_max=1))) as run:
+        waiting = started(run.wait_sampleable(9))
+        await quiet()
+
+        assert run.book.totals["submitted"] == 2
+        assert violations(run.ledger.log.read()) == []
+        await ended(waiting)
 
 
 @virtual
