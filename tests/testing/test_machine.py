@@ -168,7 +168,7 @@ def test_a_rule_about_lengths_is_held_against_answers_of_these_lengths() -> None
     error = broken(ShortIfAllAre)
 
     assert error.what.startswith("The rule short_if_all_are broke its promise: ")
-    assert any(re.search(r"finish \w+\.0 reward=[\d.]+ safe=[01] tokens=(9|4096)", line) for line in error.lines)
+    assert any(re.search(r"finish \w+\.\d reward=[\d.]+ safe=[01] tokens=(9|4096)", line) for line in error.lines)
     assert any(re.search(r"tokens=[18]\b", line) for line in error.lines)
 
 
