@@ -183,6 +183,19 @@ async def test_a_file_goes_only_after_what_was_posted_before_is_durable():
     assert words.index(f"unlink {1:010d}.pay") > len(words) - 1 - words[::-1].index("write head")
 
 
+async def test_dropping_what_is_not_there_drops_nothing_else():
+    disk = FaultyDisk()
+    log = make(disk)
+    [ref] = put_each(log, b"kept")
+    await log.durable(log.last_seq)
+
+    log.payloads.drop([ref.key + 7])
+
+    assert log.payloads.get(ref) == b"kept"
+    await log.aclose()
+    assert pay_files(disk) == [1]
+
+
 async def test_a_payload_without_an_event_is_written_with_the_next_freeing_at_the_latest():
     disk = FaultyDisk()
     log = make(disk)

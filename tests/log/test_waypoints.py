@@ -9,7 +9,7 @@ from groupstate.core.book import Book
 from groupstate.core.snapshot import capture_live, encoded
 from groupstate.log.keeper import Job, Keeper
 from groupstate.log.retention import retire
-from groupstate.log.snapshots import WAYPOINT, SnapshotInfo, list_snapshots, snapshot_path
+from groupstate.log.snapshots import WAYPOINT, SnapshotInfo, list_snapshots, read_header, snapshot_path
 from groupstate.simulate.faults import Fault, FaultyDisk
 
 from .keeping import ID, PLACE, SMALL, go_on, names, snap, told
@@ -90,6 +90,20 @@ def test_an_opened_log_says_where_its_newest_one_is() -> None:
     asyncio.run(close(log))
 
     assert reopen(disk).waypoint_seq == 8
+
+
+def test_one_that_went_since_it_was_listed_has_no_header() -> None:
+    disk = FaultyDisk()
+    log, book = make(disk), Book()
+    go_on(log, book, 4)
+    way(log, book)
+    asyncio.run(close(log))
+    found = read_header(disk, PLACE, ID, 4, WAYPOINT)
+    disk.unlink(snapshot_path(PLACE, 4, WAYPOINT))
+
+    assert found is not None
+    assert found.seq == 4
+    assert read_header(disk, PLACE, ID, 4, WAYPOINT) is None
 
 
 def test_one_ahead_of_a_log_that_lost_its_tail_goes() -> None:
