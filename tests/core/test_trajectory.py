@@ -15,10 +15,12 @@ from groupstate.core import events as ev
 from groupstate.core.trajectory import (
     TOKEN_ID_MAX,
     Trajectory,
+    broadcast_reward,
     checked,
     metrics_of,
     payload_of,
     record_of,
+    record_without_tokens,
     restored,
 )
 from groupstate.errors import UnusableResult
@@ -355,6 +357,80 @@ def test_a_payload_of_another_number_of_rows_is_an_error() -> None:
     payload = payload_of([Trajectory(text="a")], WHO)
     with pytest.raises(ValueError, match="zip"):
         restored([ev.TrajectoryRecord(0), ev.TrajectoryRecord(1)], payload)
+
+
+# Rows whose tokens lie elsewhere ---------------------------------------------------------------------
+
+
+def counted(**fields: Any) -> ev.TrajectoryRecord:
+    given = {"metrics": {}, "prompt_tokens": 0, "response_tokens": 0, "spans": (), **fields}
+    return record_without_tokens(5, **given, who=WHO)
+
+
+def test_a_record_without_tokens_has_what_was_counted_elsewhere() -> None:
+    record = counted(metrics={"reward": 1}, prompt_tokens=2, response_tokens=3, spans=[SPAN(0, 3, 7)])
+
+    assert record == ev.TrajectoryRecord(5, {"reward": 1.0}, 2, 3, (SPAN(0, 3, 7),))
+
+
+def test_a_record_without_tokens_may_have_none() -> None:
+    assert counted() == ev.TrajectoryRecord(5)
+
+
+@pytest.mark.parametrize("field", ["prompt_tokens", "response_tokens"])
+@pytest.mark.parametrize("count", [-1, 1.0, True, None, "3"], ids=repr)
+def test_a_count_of_tokens_is_an_integer_from_0(field: str, count: Any) -> None:
+    with pytest.raises(UnusableResult) as refused:
+        counted(**{field: count})
+
+    assert str(refused.value) == f"{WHO} has {field} = {count!r}; it must be an integer from 0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"metrics": {"acc": math.nan}}, "has acc = nan; it must be finite"),
+        ({"spans": [(0, 1)]}, ": spans holds (0, 1); it must be a VersionSpan of integers"),
+        (
+            {"response_tokens": 2, "spans": [SPAN(0, 3, 7)]},
+            ": spans holds [0, 3); ranges are in order, not empty, and within 2 response tokens",
+        ),
+        ({"metrics": {"acc": Foreign()}}, "can't be read: RuntimeError: more than one element"),
+    ],
+    ids=["metric", "span", "range", "foreign"],
+)
+def test_a_record_without_tokens_is_checked_as_a_trajectory_is(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(UnusableResult) as refused:
+        counted(**fields)
+
+    assert str(refused.value) == WHO + (text if text.startswith(":") else f" {text}")
+
+
+# One reward for all rows of a session ----------------------------------------------------------------
+
+
+def test_the_last_reward_goes_to_every_row_and_nothing_else_does() -> None:
+    rows = [Trajectory(text="a", reward=1.0), Trajectory(metrics={"acc": 1.0, "reward": 3.0}), Trajectory(reward=2)]
+
+    assert broadcast_reward(rows) == [
+        Trajectory(text="a", reward=2.0),
+        Trajectory(metrics={"acc": 1.0, "reward": 3.0}, reward=2.0),
+        Trajectory(reward=2.0),
+    ]
+
+
+def test_no_rows_need_no_reward() -> None:
+    assert broadcast_reward([]) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "present"), [({"b": 1.0, "a": 1.0}, "'a', 'b'"), ({}, "none at all")], ids=["others", "none"]
+)
+def test_rows_whose_last_has_no_reward_are_refused(metrics: dict[str, float], present: str) -> None:
+    with pytest.raises(UnusableResult) as refused:
+        broadcast_reward([Trajectory(reward=1.0), Trajectory(metrics=metrics)])
+
+    assert str(refused.value) == (f"the last of 2 trajectories has no metric 'reward' for the others; it has {present}")
 
 
 SCALARS = (
