@@ -58,8 +58,8 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "tracked": ("core/test_invariants.py",),
     "metrics": ("core/test_metrics.py",),
     "trajectory": ("core/test_trajectory.py",),
-    "invariants": ("core/test_invariants.py", "core/test_witnesses.py"),
-    "misfits": ("core/test_invariants.py", "core/test_witnesses.py"),
+    "invariants": ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py"),
+    "misfits": ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py"),
     "typed_settings": (
         "core/test_typed_settings.py",
         "core/test_rules.py",

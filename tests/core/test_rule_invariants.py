@@ -57,6 +57,16 @@ def test_a_group_that_has_all_that_it_needs_has_not_failed() -> None:
     assert violations(log(*ends, ev.GroupFinished("a"))) == []
 
 
+def test_a_group_that_was_cancelled_may_have_all_that_it_needs_but_not_all_its_sessions() -> None:
+    cancelled = ev.GroupFailed("a", cancelled=True)
+    ends = [spare("a", 2, 1), start("a", 0), start("a", 1), finish("a", 0), fail("a", 1), cancelled]
+
+    assert violations(log(ends)) == []
+    assert wrong(log(submit("a"), start("a"), finish("a"), cancelled), 1) == [
+        "group 'a' becomes failure although all its sessions finished"
+    ]
+
+
 def test_the_rules_start_only_failed_groups_over_and_so_often() -> None:
     once = Rules(requeues_max=1)
     again = ev.GroupRequeued("a", "", by_rule=True)
