@@ -1,6 +1,7 @@
 """Each thing that is wrong with a log names the two or three events that can't all be true, and no others: with any one
 of them taken away, or made right, it isn't wrong any more."""
 
+import re
 from typing import Any
 
 import attrs
@@ -330,6 +331,15 @@ def test_without_any_one_of_them_it_is_not_wrong(name: str, seq: int) -> None:
     case = CASES[name]
 
     assert found(records_of(case, {seq: case.witness[seq]}), case) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_finding_is_of_the_group_that_its_sentence_is_about(name: str) -> None:
+    case = CASES[name]
+    one = found(records_of(case), case)[0]
+    named = re.search(r"(?:group|refill|admission) '(\w+)'", one.text)
+
+    assert one.group_id == (named[1] if named else "")
 
 
 def test_every_invariant_has_a_case() -> None:
