@@ -383,3 +383,40 @@ def test_a_group_without_sessions_ends_no_check() -> None:
 
     assert ("group 'a' becomes failure although all its sessions finished", (3,)) in found
     assert violations(log(submit("b", 0), evict("b")))[-1].witness == (2, 3)
+
+
+def witnesses(records: list[ev.Record]) -> list[tuple[int, ...]]:
+    return [one.witness for one in violations(records)]
+
+
+def test_a_second_beginning_stands_beside_the_first_however_late_it_comes() -> None:
+    assert witnesses(log(submit("a"), begin())) == [(1, 3)]
+
+
+def test_a_way_back_with_several_batches_out_stands_beside_the_first_of_them() -> None:
+    out = [*sample(1, "a"), *sample(2, "b")]
+    records = log(whole("a"), whole("b"), ev.CheckpointMarked(1, 0, 1), out, OPENED, ev.RunRewound(1, 10, 0, 2))
+
+    assert witnesses(records) == [(12, 16)]
+
+
+def test_a_bound_that_has_no_place_at_all_stands_alone_beside_the_group() -> None:
+    opened = ev.RunRecovered(NARROW.to_dict(), RULES_VERSION, -1, 2)
+
+    assert witnesses(log(opened, submit("a", cause="admission"), version=-1)) == [(2, 3)]
+
+
+def test_a_request_that_there_never_was_stands_alone() -> None:
+    assert witnesses(log(ev.BatchRequestCancelled(7))) == [(2,)]
+
+
+def test_a_group_started_over_counts_from_its_submission_where_the_way_back_is_no_earlier() -> None:
+    basis = Rules(basis="newest_token")
+    records = log(
+        ev.CheckpointMarked(1, 0, 1), ev.WeightsPublished(3), BEGUN, finish("a", 0, 1, 3), fail("a", 1),
+        ev.GroupFailed("a"), ev.RunRecovered(basis.to_dict(), RULES_VERSION, 0, 2), ev.RunRewound(1, 2, 0, 2),
+        ev.GroupRequeued("a"), start("a", 0, 2), fail("a", 0, 2), start("a", 1, 2), finish("a", 1, 2),
+        ev.GroupFailed("a"), evict("a", lag=1), rules=basis,
+    )  # fmt: skip
+
+    assert witnesses(records) == [(4, 11, 18)]
