@@ -151,7 +151,7 @@ def rewound(*, evicts: bool = True) -> list[ev.AnyEvent]:
 def test_a_run_that_goes_back_may_evict_what_ended_since() -> None:
     text = "group 'before' is evicted as stale under rules that drop nothing for its lag"
 
-    assert violations(log(rewound(), evict("after", "stale", credit=1))) == []
+    assert violations(log(rewound(), evict("after", "stale", credit=1), ev.WeightsPublished(1, 2))) == []
     assert violations(log(rewound(evicts=False))) == []
     assert text in str(violations(log(rewound(), evict("before", "stale"), evict("after", "stale")))[0])
     assert "is evicted as stale under rules" in str(violations(log(rewound(evicts=False), evict("after", "stale")))[0])

@@ -174,6 +174,21 @@ def test_capacity_counts_every_training_group_that_was_not_evicted() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("waiting", "version", "caught"),
+    [([want(1, 1)], 0, False), ([want(1, 1)], 1, True), ([], 0, True)],
+    ids=["awaited", "for a later version", "nobody waits"],
+)
+def test_admission_may_make_what_a_sampler_of_this_version_waits_for(
+    waiting: list[ev.AnyEvent], version: int, caught: bool
+) -> None:
+    rules = Rules(**EXACT, admission=gs.Slots(n=1))
+    admitted = ev.GroupSubmitted("x", 1, ev.TRAIN, 0, 1, "admission", target_version=version)
+
+    found = wrong(log(made_for(1, "a"), made_for(1, "b"), waiting, admitted, rules=rules), 7)
+    assert bool(found) is caught
+
+
 def twice_of_each() -> list[ev.AnyEvent]:
     """Whatever is counted between two batches, two times or more."""
     names = ("a", "b", "c", "d")

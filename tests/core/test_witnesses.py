@@ -420,3 +420,14 @@ def test_a_group_started_over_counts_from_its_submission_where_the_way_back_is_n
     )  # fmt: skip
 
     assert witnesses(records) == [(4, 11, 18)]
+
+
+@pytest.mark.parametrize("last", [whole("b"), [*whole("b"), *sample(1, "b")]], ids=["sampleable", "sampled"])
+def test_a_capacity_is_used_up_by_the_last_group_of_any_phase(last: Events) -> None:
+    records = log(submit("a"), last, submit("x", cause="admission"), rules=CAPACITY)
+
+    assert witnesses(records) == [(1, 3, len(records))]
+
+
+def test_an_eviction_after_the_commit_stands_beside_both_the_sampling_and_the_commit() -> None:
+    assert witnesses(log(whole("a"), sample(1, "a"), ev.BatchCommitted(1), evict("a")))[0] == (7, 8, 9)
