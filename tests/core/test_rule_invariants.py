@@ -161,6 +161,44 @@ def test_what_comes_back_has_the_lag_of_its_batch_but_not_where_it_is_made_for_a
     assert wrong(log(group, sample(2, "a", lags=(0,))), 11) == []
 
 
+def of_dataset(dataset: str, name: str) -> ev.AnyEvent:
+    return ev.GroupSubmitted(name, 1, ev.TRAIN, 0, 1, "submit", dataset=dataset)
+
+
+NEAR = {"near": PerDataset(lag_max=1)}
+
+
+def test_a_dataset_has_its_own_bound_of_the_lag() -> None:
+    group = [of_dataset("near", "a"), start("a"), finish("a"), ev.GroupFinished("a"), ev.WeightsPublished(2)]
+    records = log(group, sample(1, "a", lags=(2,)), rules=Rules(lag_max=3, datasets=NEAR))
+
+    assert wrong(records, 6) == ["batch 1 takes group 'a' with lag 2, past lag_max 1"]
+
+
+def test_sampling_waits_for_whichever_dataset_is_at_its_own_bound() -> None:
+    rules = Rules(lag_max=3, on_stale="wait", wait_gates="each", datasets=NEAR)
+    flying = [of_dataset("far", "f"), of_dataset("near", "n"), ev.WeightsPublished(1)]
+
+    assert wrong(log(whole("a"), flying, sample(1, "a", lags=(1,)), rules=rules), 6) == [
+        "batch 1 is sampled while group 'n' in flight has lag 1, and at lag_max 1 sampling waits"
+    ]
+
+
+def test_only_a_failed_group_is_kept_without_a_trajectory() -> None:
+    keep = Rules(mode="sync", empty="keep")
+    finished = [submit("b"), start("b"), ev.SessionFinished("b", 0, 1, ()), ev.GroupFinished("b")]
+
+    assert wrong(log(failed("a"), sample(1, "a"), rules=keep), 4) == []
+    assert wrong(log(finished, sample(1, "b"), rules=keep), 4) == ["batch 1 takes group 'b', which has no trajectory"]
+
+
+def test_a_session_without_spans_has_the_version_that_it_was_started_with() -> None:
+    started = [submit("a"), ev.WeightsPublished(2), ev.SessionStarted("a", 0, 1, weight_version=2)]
+    records = log(started, finish("a"), ev.GroupFinished("a"), sample(1, "a"), rules=Rules(basis="first_token"))
+
+    assert violations(records) == []
+
+
 def test_capacity_counts_every_training_group_that_was_not_evicted() -> None:
     rules = Rules(batch_size=1, admission=gs.Capacity(lag_max=4))
     five = [
@@ -258,6 +296,25 @@ def test_a_number_that_the_metrics_leave_out_is_caught(field: str) -> None:
 
     texts = [found.text for found in checker.finish() if found.invariant == 11]
     assert texts == [f"the metrics of this batch count {text}" for text in FORGOTTEN[field]]
+
+
+class Windowless(Book):
+    """A book that has counted nothing for any batch."""
+
+    def apply(self, record: ev.Record) -> None:
+        super().apply(record)
+        if isinstance(record.event, ev.BatchRequested):
+            self.windows.clear()
+
+
+def test_a_book_that_has_counted_nothing_is_caught() -> None:
+    checker = Checker(Windowless())
+    for record in log(whole("a"), sample(1, "a")):
+        checker.feed(record)
+
+    assert [found.text for found in checker.finish()] == [
+        "the metrics of this batch count 0 submitted, the log holds 1"
+    ]
 
 
 # Real runs -------------------------------------------------------------------------------------------

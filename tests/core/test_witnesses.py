@@ -406,8 +406,24 @@ def test_a_bound_that_has_no_place_at_all_stands_alone_beside_the_group() -> Non
     assert witnesses(log(opened, submit("a", cause="admission"), version=-1)) == [(2, 3)]
 
 
-def test_a_request_that_there_never_was_stands_alone() -> None:
-    assert witnesses(log(ev.BatchRequestCancelled(7))) == [(2,)]
+@pytest.mark.parametrize(
+    "events",
+    [
+        [ev.BatchRequestCancelled(7)],
+        [want(3)],
+        [*whole("a"), sampled(1, "a")],
+        [*whole("a"), want(1), ev.BatchSampled(2, 1, "train", ("a",), 0, (0,))],
+    ],
+    ids=["cancelled", "asked out of turn", "never asked for", "first batch out of turn"],
+)
+def test_what_goes_on_from_nothing_stands_alone(events: Events) -> None:
+    assert witnesses(log(events)) == [(len(events) + 1,)]
+
+
+def test_a_second_batch_for_a_request_stands_beside_the_first() -> None:
+    again = ev.BatchSampled(2, 1, "train", ("b",), 0, (0,))
+
+    assert witnesses(log(whole("a"), whole("b"), sample(1, "a"), again)) == [(11, 12)]
 
 
 def test_a_group_started_over_counts_from_its_submission_where_the_way_back_is_no_earlier() -> None:
