@@ -290,6 +290,12 @@ def test_what_happens_to_a_group_after_its_end_is_caught(late: ev.AnyEvent) -> N
     assert "after group 'a' was finished at event 5" in wrong(log(whole("a"), late), 2)[0]
 
 
+def test_what_a_session_did_after_the_end_of_its_group_is_said() -> None:
+    assert wrong(log(whole("a"), fail("a")), 2) == [
+        "SessionFailed of session 0 comes after group 'a' was finished at event 5"
+    ]
+
+
 def test_a_failed_group_that_fails_again_is_caught() -> None:
     assert "GroupFailed comes after group 'a' was failed" in wrong(log(failed("a"), ev.GroupFailed("a")), 2)[0]
 

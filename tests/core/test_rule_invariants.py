@@ -199,6 +199,16 @@ def test_a_session_without_spans_has_the_version_that_it_was_started_with() -> N
     assert violations(records) == []
 
 
+def test_slots_count_all_that_is_ready() -> None:
+    records = log(
+        whole("a"), whole("b"), submit("x", cause="admission"), rules=Rules(admission=gs.Slots(n=1, ready_max=1))
+    )
+
+    assert wrong(records, 7) == [
+        "admission 'x' takes the training groups to 1 in flight and 2 sampleable, past slots of n 1 and ready_max 1"
+    ]
+
+
 def test_capacity_counts_every_training_group_that_was_not_evicted() -> None:
     rules = Rules(batch_size=1, admission=gs.Capacity(lag_max=4))
     five = [

@@ -447,3 +447,13 @@ def test_a_capacity_is_used_up_by_the_last_group_of_any_phase(last: Events) -> N
 
 def test_an_eviction_after_the_commit_stands_beside_both_the_sampling_and_the_commit() -> None:
     assert witnesses(log(whole("a"), sample(1, "a"), ev.BatchCommitted(1), evict("a")))[0] == (7, 8, 9)
+
+
+def test_a_replay_that_stops_at_something_wrong_has_its_witness_although_the_event_goes_on_from_nothing() -> None:
+    both = violations(log(whole("a"), done("a")))
+
+    assert [(one.invariant, one.witness) for one in both] == [(2, (5, 6)), (9, (5, 6))]
+
+
+def test_the_first_session_that_there_is_not_stands_beside_the_submission() -> None:
+    assert witnesses(log(submit("a"), start("a", 1))) == [(2, 3)]
