@@ -406,6 +406,40 @@ def test_a_book_that_others_drive_is_right() -> None:
         assert checker.compare(book) == []
 
 
+class Losing(Book):
+    """A book that loses a group when weights are published."""
+
+    def apply(self, record: ev.Record) -> None:
+        super().apply(record)
+        if isinstance(record.event, ev.WeightsPublished):
+            group = self.groups.pop("a")
+            self._shelf(group.partition).remove(group)
+
+
+def test_a_group_that_is_lost_at_an_event_of_no_group_is_caught_there() -> None:
+    checker = Checker(Losing())
+    for record in log(submit("a"), ev.WeightsPublished(1)):
+        checker.feed(record)
+
+    assert [(found.seq, found.text) for found in checker.finish()] == [
+        (3, "the book holds 0 pending groups of 'train', the events make it 1")
+    ]
+
+
+def test_a_checker_without_a_book_replays_nothing() -> None:
+    checker = Checker(replays=False)
+    for record in log(whole("a"), done("a")):
+        checker.feed(record)
+
+    assert [found.invariant for found in checker.finish()] == [2]
+
+
+def test_a_log_without_a_beginning_is_followed_under_the_rules_by_default_and_from_version_0() -> None:
+    records = [ev.Record(seq, seq, event) for seq, event in enumerate([*whole("a"), *sample(1, "a")], 1)]
+
+    assert [found.invariant for found in violations(records)] == [9]
+
+
 def test_a_comparison_gives_only_what_it_found_itself() -> None:
     book, checker = Book(), Checker(replays=False)
     for record in log(failed("a"), evict("a", lag=3)):

@@ -457,3 +457,13 @@ def test_a_replay_that_stops_at_something_wrong_has_its_witness_although_the_eve
 
 def test_the_first_session_that_there_is_not_stands_beside_the_submission() -> None:
     assert witnesses(log(submit("a"), start("a", 1))) == [(2, 3)]
+
+
+def test_a_request_that_an_opening_closed_stands_beside_it() -> None:
+    assert witnesses(log(want(1), OPENED, ev.BatchRequestCancelled(1))) == [(3, 4)]
+
+
+def test_an_opening_under_the_same_rules_leaves_them_with_the_event_that_they_came_with() -> None:
+    opened = ev.RunRecovered(DROP.to_dict(), RULES_VERSION, 2, 2)
+
+    assert witnesses(log(whole("a"), opened, sample(1, "a", lags=(2,)), rules=DROP)) == [(1, 8)]
