@@ -406,6 +406,13 @@ def test_a_book_that_others_drive_is_right() -> None:
         assert checker.compare(book) == []
 
 
+def test_feeding_gives_only_what_the_record_makes_wrong() -> None:
+    checker = Checker()
+    counts = [len(checker.feed(record)) for record in log(failed("a"), evict("a", lag=3), submit("b"))]
+
+    assert counts == [0, 0, 0, 0, 0, 1, 0]
+
+
 class Losing(Book):
     """A book that loses a group when weights are published."""
 

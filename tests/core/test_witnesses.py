@@ -467,3 +467,14 @@ def test_an_opening_under_the_same_rules_leaves_them_with_the_event_that_they_ca
     opened = ev.RunRecovered(DROP.to_dict(), RULES_VERSION, 2, 2)
 
     assert witnesses(log(whole("a"), opened, sample(1, "a", lags=(2,)), rules=DROP)) == [(1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("last", "witness"),
+    [(sample(1, "a", lags=(1,)), (2, 7)), ([evict("a", "stale")], (6,))],
+    ids=["version", "rules"],
+)
+def test_what_no_event_said_is_no_witness(last: Events, witness: tuple[int, ...]) -> None:
+    records = [ev.Record(seq, seq, event) for seq, event in enumerate([submit("x"), *whole("a"), *last], 1)]
+
+    assert witnesses(records) == [(1,), witness]
