@@ -423,13 +423,15 @@ class Losing(Book):
             self._shelf(group.partition).remove(group)
 
 
-def test_a_group_that_is_lost_at_an_event_of_no_group_is_caught_there() -> None:
+@pytest.mark.parametrize(("before", "val"), [([], False), ([*failed("b"), evict("b")], True)], ids=["train", "val"])
+def test_a_group_that_is_lost_at_an_event_of_no_group_is_caught_there(before: list[ev.AnyEvent], val: bool) -> None:
     checker = Checker(Losing())
-    for record in log(submit("a"), ev.WeightsPublished(1)):
+    for record in log(before, submit("a", val=val), ev.WeightsPublished(1)):
         checker.feed(record)
 
+    partition = ev.VALIDATION if val else ev.TRAIN
     assert [(found.seq, found.text) for found in checker.finish()] == [
-        (3, "the book holds 0 pending groups of 'train', the events make it 1")
+        (len(before) + 3, f"the book holds 0 pending groups of {partition!r}, the events make it 1")
     ]
 
 
