@@ -68,7 +68,7 @@ def test_the_tests_that_are_named_exist(name: str) -> None:
 def test_the_page_has_the_table_of_the_results() -> None:
     page = mutants.PAGE.read_text(encoding="utf-8")
 
-    assert mutants.rewritten(page, kept()) == page, "docs/testing.md is behind its results: run `make mutants`"
+    assert mutants.part(kept()).rewritten(page) == page, "docs/testing.md is behind its results: run `make mutants`"
 
 
 def test_results_come_back_as_they_were_written() -> None:
@@ -168,4 +168,4 @@ def test_a_file_that_changed_or_was_never_tried_is_behind() -> None:
 
 def test_a_page_without_its_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="lost one of its two markers"):
-        mutants.rewritten(f"before\n{mutants.BEGIN}\nafter\n", {})
+        mutants.part({}).rewritten(f"before\n{mutants.BEGIN}\nafter\n")

@@ -23,9 +23,11 @@ from typing import Any
 
 import attrs
 
+from tools.generated_part import DOCS, GeneratedPart
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "tests" / "mutants" / "results.toml"
-PAGE = ROOT / "docs" / "testing.md"
+PAGE = DOCS / "testing.md"
 WORK = ROOT / ".cache" / "mutants"
 BEGIN = "<!-- generated from tests/mutants/results.toml by `make mutants`; edits are overwritten -->"
 END = "<!-- end of what is generated from the results -->"
@@ -58,8 +60,8 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "tracked": ("core/test_invariants.py",),
     "metrics": ("core/test_metrics.py",),
     "trajectory": ("core/test_trajectory.py",),
-    "invariants": ("core/test_invariants.py", "core/test_witnesses.py"),
-    "misfits": ("core/test_invariants.py", "core/test_witnesses.py"),
+    "invariants": ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py"),
+    "misfits": ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py"),
     "typed_settings": (
         "core/test_typed_settings.py",
         "core/test_rules.py",
@@ -371,19 +373,15 @@ def _figures(results: Sequence[FileResult]) -> str:
     return f"{mutants:,} | {killed:,} | {mutants - killed:,} | {shares} | {minutes:.0f}"
 
 
-def rewritten(page: str, results: Mapping[str, FileResult]) -> str:
-    """The page with the table as the results have it today."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name} has lost one of its two markers:\n{BEGIN}\n{END}")
-    return f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}"
+def part(results: Mapping[str, FileResult]) -> GeneratedPart:
+    """The part of the page that has the table."""
+    return GeneratedPart(PAGE, BEGIN, END, lambda: f"{BEGIN}\n\n{table(results)}\n\n{END}")
 
 
 def save(results: Mapping[str, FileResult]) -> None:
     in_order = [results[path] for path in map(path_of, TESTS) if path in results]
     RESULTS.write_text(written(in_order), encoding="utf-8")
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    part(results).write()
 
 
 def survivors_of(module: str, results: Mapping[str, FileResult]) -> tuple[Survivor, ...]:

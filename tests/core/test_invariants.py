@@ -151,7 +151,7 @@ def rewound(*, evicts: bool = True) -> list[ev.AnyEvent]:
 def test_a_run_that_goes_back_may_evict_what_ended_since() -> None:
     text = "group 'before' is evicted as stale under rules that drop nothing for its lag"
 
-    assert violations(log(rewound(), evict("after", "stale", credit=1))) == []
+    assert violations(log(rewound(), evict("after", "stale", credit=1), ev.WeightsPublished(1, 2))) == []
     assert violations(log(rewound(evicts=False))) == []
     assert text in str(violations(log(rewound(), evict("before", "stale"), evict("after", "stale")))[0])
     assert "is evicted as stale under rules" in str(violations(log(rewound(evicts=False), evict("after", "stale")))[0])
@@ -234,6 +234,12 @@ def test_a_retry_that_is_due_has_not_ended() -> None:
     assert "attempt 2 is its latest" in wrong(records, 1)[0]
 
 
+def test_a_group_that_was_started_over_waits_for_its_next_attempts() -> None:
+    records = log(failed("a"), ev.GroupRequeued("a"), ev.GroupFailed("a"))
+
+    assert "attempt 2 is its latest" in wrong(records, 1)[0]
+
+
 def test_a_result_of_an_old_attempt_does_not_end_the_session() -> None:
     records = log(submit("a"), start("a"), fail("a", retry=1.0), start("a", 0, 2), finish("a", 0, 1), done("a"))
 
@@ -284,14 +290,20 @@ def test_what_happens_to_a_group_after_its_end_is_caught(late: ev.AnyEvent) -> N
     assert "after group 'a' was finished at event 5" in wrong(log(whole("a"), late), 2)[0]
 
 
+def test_what_a_session_did_after_the_end_of_its_group_is_said() -> None:
+    assert wrong(log(whole("a"), fail("a")), 2) == [
+        "SessionFailed of session 0 comes after group 'a' was finished at event 5"
+    ]
+
+
 def test_a_failed_group_that_fails_again_is_caught() -> None:
     assert "GroupFailed comes after group 'a' was failed" in wrong(log(failed("a"), ev.GroupFailed("a")), 2)[0]
 
 
 def test_a_group_that_is_with_the_trainer_is_not_requeued() -> None:
-    assert (
-        "after group 'a' was sampled at event 7" in wrong(log(whole("a"), sample(1, "a"), ev.GroupRequeued("a")), 2)[0]
-    )
+    assert wrong(log(whole("a"), sample(1, "a"), ev.GroupRequeued("a")), 2) == [
+        "GroupRequeued comes after group 'a' was sampled at event 7"
+    ]
 
 
 # 3: conservation -----------------------------------------------------------------------------------------
@@ -392,6 +404,59 @@ def test_a_book_that_others_drive_is_right() -> None:
         book.apply(record)
 
         assert checker.compare(book) == []
+
+
+def test_feeding_gives_only_what_the_record_makes_wrong() -> None:
+    checker = Checker()
+    counts = [len(checker.feed(record)) for record in log(failed("a"), evict("a", lag=3), submit("b"))]
+
+    assert counts == [0, 0, 0, 0, 0, 1, 0]
+
+
+class Losing(Book):
+    """A book that loses a group when weights are published."""
+
+    def apply(self, record: ev.Record) -> None:
+        super().apply(record)
+        if isinstance(record.event, ev.WeightsPublished):
+            group = self.groups.pop("a")
+            self._shelf(group.partition).remove(group)
+
+
+@pytest.mark.parametrize(("before", "val"), [([], False), ([*failed("b"), evict("b")], True)], ids=["train", "val"])
+def test_a_group_that_is_lost_at_an_event_of_no_group_is_caught_there(before: list[ev.AnyEvent], val: bool) -> None:
+    checker = Checker(Losing())
+    for record in log(before, submit("a", val=val), ev.WeightsPublished(1)):
+        checker.feed(record)
+
+    partition = ev.VALIDATION if val else ev.TRAIN
+    assert [(found.seq, found.text) for found in checker.finish()] == [
+        (len(before) + 3, f"the book holds 0 pending groups of {partition!r}, the events make it 1")
+    ]
+
+
+def test_a_checker_without_a_book_replays_nothing() -> None:
+    checker = Checker(replays=False)
+    for record in log(whole("a"), done("a")):
+        checker.feed(record)
+
+    assert [found.invariant for found in checker.finish()] == [2]
+
+
+def test_a_log_without_a_beginning_is_followed_under_the_rules_by_default_and_from_version_0() -> None:
+    records = [ev.Record(seq, seq, event) for seq, event in enumerate([*whole("a"), *sample(1, "a")], 1)]
+
+    assert [found.invariant for found in violations(records)] == [9]
+
+
+def test_a_comparison_gives_only_what_it_found_itself() -> None:
+    book, checker = Book(), Checker(replays=False)
+    for record in log(failed("a"), evict("a", lag=3)):
+        checker.feed(record)
+        book.apply(record)
+
+    assert [found.invariant for found in checker.found] == [11]
+    assert checker.compare(book) == []
 
 
 def test_lags_and_filtered_values_are_counted_by_both_sides_alike() -> None:

@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -13,12 +14,16 @@ from hypothesis import strategies as st
 
 from groupstate.core import events as ev
 from groupstate.core.trajectory import (
+    SHOWN_CHARS_MAX,
     TOKEN_ID_MAX,
+    WEIGHT_VERSION_MAX,
     Trajectory,
+    broadcast_reward,
     checked,
     metrics_of,
     payload_of,
     record_of,
+    record_without_tokens,
     restored,
 )
 from groupstate.errors import UnusableResult
@@ -120,6 +125,12 @@ def test_metrics_are_a_dict(metrics: Any) -> None:
     )
 
 
+def test_metrics_may_be_any_mapping() -> None:
+    (row,) = admit(Trajectory(metrics=MappingProxyType({"acc": 1})))
+
+    assert row.metrics == {"acc": 1.0}
+
+
 @pytest.mark.parametrize(
     "value",
     [1, True, Fraction(1, 2), np.float32(0.5), np.float64(0.5), np.int64(3), np.bool_(True), np.array(0.5)],
@@ -140,7 +151,9 @@ def test_the_reward_is_a_metric_and_goes_before_one_of_that_name() -> None:
 
 
 def test_an_integer_too_large_for_a_float_is_refused() -> None:
-    assert "it must be" in refusal(Trajectory(reward=10**400))
+    assert refusal(Trajectory(reward=10**400)) == (
+        f"trajectory 0 of {WHO} has reward = an integer of 1329 bits; it must be finite"
+    )
 
 
 def test_a_text_is_no_number_even_if_it_reads_like_one() -> None:
@@ -172,6 +185,11 @@ def test_the_lowest_and_the_highest_token_id_are_taken() -> None:
     assert admit(row) == (row,)
 
 
+@pytest.mark.parametrize("token", [0, TOKEN_ID_MAX])
+def test_what_is_refused_is_not_the_good_token_before_it(token: int) -> None:
+    assert "has -1 at response_ids[1]; " in refusal(Trajectory(response_ids=[token, -1]))
+
+
 def test_token_ids_may_be_numpy_integers() -> None:
     row = Trajectory(prompt_ids=[np.int64(1)], response_ids=np.array([2, 3]))  # type: ignore[arg-type]
 
@@ -199,6 +217,12 @@ def test_a_log_prob_that_is_not_finite_is_refused_at_its_place(value: float) -> 
 
 def test_a_log_prob_that_32_bits_cannot_hold_is_refused() -> None:
     assert "log_probs[0]" in refusal(Trajectory(response_ids=[1], log_probs=[-1e300]))
+
+
+def test_log_probs_that_are_no_numbers_are_shown() -> None:
+    assert refusal(Trajectory(response_ids=[1], log_probs=["a"])) == (  # type: ignore[list-item]
+        f"trajectory 0 of {WHO} has log_probs ['a']; they must be finite numbers"
+    )
 
 
 RANGES = [
@@ -234,6 +258,44 @@ def test_ranges_may_touch_and_reach_to_the_end() -> None:
     row = Trajectory(response_ids=(1, 2, 3), spans=(SPAN(0, 1, 5), SPAN(1, 2, 6)), environment=((2, 3),))
 
     assert admit(row) == (row,)
+
+
+@pytest.mark.parametrize("version", [-WEIGHT_VERSION_MAX, WEIGHT_VERSION_MAX])
+def test_the_lowest_and_the_highest_weight_version_are_taken(version: int) -> None:
+    row = Trajectory(response_ids=(1,), spans=(SPAN(0, 1, version),))
+
+    assert admit(row) == (row,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"prompt_ids": 5}, " has prompt_ids = 5; it must be a sequence of token ids"),
+        ({"environment": 5}, ": environment is 5; it must be a sequence"),
+        ({"environment": [7]}, ": environment holds 7; it must be a pair of integers"),
+        ({"spans": 5}, ": spans is 5; it must be a sequence"),
+        ({"text": 5}, " has text = 5; it must be a string"),
+        ({"info": 5}, " has info = 5; it must be a dict whose keys are strings"),
+        ({"reward": Fraction}, f" has reward = {Fraction!r}; it must be a number"),
+    ],
+    ids=str,
+)
+def test_a_refusal_shows_what_was_given(fields: dict[str, Any], text: str) -> None:
+    assert refusal(Trajectory(**fields)) == f"trajectory 0 of {WHO}{text}"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (b"a" * (SHOWN_CHARS_MAX - 3), repr(b"a" * (SHOWN_CHARS_MAX - 3))),
+        (b"a" * (SHOWN_CHARS_MAX - 2), repr(b"a" * SHOWN_CHARS_MAX)[:SHOWN_CHARS_MAX] + "..."),
+        (2**511, str(2**511)[:SHOWN_CHARS_MAX] + "..."),
+        (2**512, "an integer of 513 bits"),
+    ],
+    ids=["all of it", "its beginning", "512 bits", "513 bits"],
+)
+def test_a_long_value_is_cut_in_what_is_said_of_it(value: Any, shown: str) -> None:
+    assert refusal(Trajectory(text=value)) == f"trajectory 0 of {WHO} has text = {shown}; it must be a string"
 
 
 ESCAPES: list[tuple[str, dict[str, Any]]] = [
@@ -284,6 +346,12 @@ class Foreign:
 )
 def test_whatever_foreign_values_raise_fails_their_session_alone(fields: dict[str, Any]) -> None:
     assert ended_with(Trajectory(**fields)).phase("g") == "failure"
+
+
+def test_what_foreign_values_raise_is_said() -> None:
+    assert refusal(Trajectory(reward=Foreign())) == (  # type: ignore[arg-type]
+        f"trajectory 0 of {WHO} can't be read: RuntimeError: more than one element"
+    )
 
 
 def test_a_failure_is_recorded_whatever_its_text() -> None:
@@ -351,10 +419,90 @@ def test_without_a_payload_the_metrics_and_versions_come_back() -> None:
     )
 
 
+def test_with_a_payload_the_reward_comes_back_under_its_own_name_too() -> None:
+    rows = [Trajectory(text="a", reward=0.5)]
+
+    assert restored([record_of(0, rows[0])], payload_of(rows, WHO))[0].reward == 0.5
+
+
 def test_a_payload_of_another_number_of_rows_is_an_error() -> None:
     payload = payload_of([Trajectory(text="a")], WHO)
     with pytest.raises(ValueError, match="zip"):
         restored([ev.TrajectoryRecord(0), ev.TrajectoryRecord(1)], payload)
+
+
+# Rows whose tokens lie elsewhere ---------------------------------------------------------------------
+
+
+def counted(**fields: Any) -> ev.TrajectoryRecord:
+    given = {"metrics": {}, "prompt_tokens": 0, "response_tokens": 0, "spans": (), **fields}
+    return record_without_tokens(5, **given, who=WHO)
+
+
+def test_a_record_without_tokens_has_what_was_counted_elsewhere() -> None:
+    record = counted(metrics={"reward": 1}, prompt_tokens=2, response_tokens=3, spans=[SPAN(0, 3, 7)])
+
+    assert record == ev.TrajectoryRecord(5, {"reward": 1.0}, 2, 3, (SPAN(0, 3, 7),))
+
+
+def test_a_record_without_tokens_may_have_none() -> None:
+    assert counted() == ev.TrajectoryRecord(5)
+
+
+@pytest.mark.parametrize("field", ["prompt_tokens", "response_tokens"])
+@pytest.mark.parametrize("count", [-1, 1.0, True, None, "3"], ids=repr)
+def test_a_count_of_tokens_is_an_integer_from_0(field: str, count: Any) -> None:
+    with pytest.raises(UnusableResult) as refused:
+        counted(**{field: count})
+
+    assert str(refused.value) == f"{WHO} has {field} = {count!r}; it must be an integer from 0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"metrics": {"acc": math.nan}}, "has acc = nan; it must be finite"),
+        ({"spans": [(0, 1)]}, ": spans holds (0, 1); it must be a VersionSpan of integers"),
+        (
+            {"response_tokens": 2, "spans": [SPAN(0, 3, 7)]},
+            ": spans holds [0, 3); ranges are in order, not empty, and within 2 response tokens",
+        ),
+        ({"metrics": {"acc": Foreign()}}, "can't be read: RuntimeError: more than one element"),
+    ],
+    ids=["metric", "span", "range", "foreign"],
+)
+def test_a_record_without_tokens_is_checked_as_a_trajectory_is(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(UnusableResult) as refused:
+        counted(**fields)
+
+    assert str(refused.value) == WHO + (text if text.startswith(":") else f" {text}")
+
+
+# One reward for all rows of a session ----------------------------------------------------------------
+
+
+def test_the_last_reward_goes_to_every_row_and_nothing_else_does() -> None:
+    rows = [Trajectory(text="a", reward=1.0), Trajectory(metrics={"acc": 1.0, "reward": 3.0}), Trajectory(reward=2)]
+
+    assert broadcast_reward(rows) == [
+        Trajectory(text="a", reward=2.0),
+        Trajectory(metrics={"acc": 1.0, "reward": 3.0}, reward=2.0),
+        Trajectory(reward=2.0),
+    ]
+
+
+def test_no_rows_need_no_reward() -> None:
+    assert broadcast_reward([]) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "present"), [({"b": 1.0, "a": 1.0}, "'a', 'b'"), ({}, "none at all")], ids=["others", "none"]
+)
+def test_rows_whose_last_has_no_reward_are_refused(metrics: dict[str, float], present: str) -> None:
+    with pytest.raises(UnusableResult) as refused:
+        broadcast_reward([Trajectory(reward=1.0), Trajectory(metrics=metrics)])
+
+    assert str(refused.value) == (f"the last of 2 trajectories has no metric 'reward' for the others; it has {present}")
 
 
 SCALARS = (

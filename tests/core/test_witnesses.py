@@ -1,6 +1,7 @@
 """Each thing that is wrong with a log names the two or three events that can't all be true, and no others: with any one
 of them taken away, or made right, it isn't wrong any more."""
 
+import re
 from typing import Any
 
 import attrs
@@ -332,6 +333,15 @@ def test_without_any_one_of_them_it_is_not_wrong(name: str, seq: int) -> None:
     assert found(records_of(case, {seq: case.witness[seq]}), case) == []
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_finding_is_of_the_group_that_its_sentence_is_about(name: str) -> None:
+    case = CASES[name]
+    one = found(records_of(case), case)[0]
+    named = re.search(r"(?:group|refill|admission) '(\w+)'", one.text)
+
+    assert one.group_id == (named[1] if named else "")
+
+
 def test_every_invariant_has_a_case() -> None:
     assert {case.invariant for case in CASES.values()} == set(INVARIANTS)
 
@@ -373,3 +383,98 @@ def test_a_group_without_sessions_ends_no_check() -> None:
 
     assert ("group 'a' becomes failure although all its sessions finished", (3,)) in found
     assert violations(log(submit("b", 0), evict("b")))[-1].witness == (2, 3)
+
+
+def witnesses(records: list[ev.Record]) -> list[tuple[int, ...]]:
+    return [one.witness for one in violations(records)]
+
+
+def test_a_second_beginning_stands_beside_the_first_however_late_it_comes() -> None:
+    assert witnesses(log(submit("a"), begin())) == [(1, 3)]
+
+
+def test_a_way_back_with_several_batches_out_stands_beside_the_first_of_them() -> None:
+    out = [*sample(1, "a"), *sample(2, "b")]
+    records = log(whole("a"), whole("b"), ev.CheckpointMarked(1, 0, 1), out, OPENED, ev.RunRewound(1, 10, 0, 2))
+
+    assert witnesses(records) == [(12, 16)]
+
+
+def test_a_bound_that_has_no_place_at_all_stands_alone_beside_the_group() -> None:
+    opened = ev.RunRecovered(NARROW.to_dict(), RULES_VERSION, -1, 2)
+
+    assert witnesses(log(opened, submit("a", cause="admission"), version=-1)) == [(2, 3)]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [ev.BatchRequestCancelled(7)],
+        [want(3)],
+        [*whole("a"), sampled(1, "a")],
+        [*whole("a"), want(1), ev.BatchSampled(2, 1, "train", ("a",), 0, (0,))],
+    ],
+    ids=["cancelled", "asked out of turn", "never asked for", "first batch out of turn"],
+)
+def test_what_goes_on_from_nothing_stands_alone(events: Events) -> None:
+    assert witnesses(log(events)) == [(len(events) + 1,)]
+
+
+def test_a_second_batch_for_a_request_stands_beside_the_first() -> None:
+    again = ev.BatchSampled(2, 1, "train", ("b",), 0, (0,))
+
+    assert witnesses(log(whole("a"), whole("b"), sample(1, "a"), again)) == [(11, 12)]
+
+
+def test_a_group_started_over_counts_from_its_submission_where_the_way_back_is_no_earlier() -> None:
+    basis = Rules(basis="newest_token")
+    records = log(
+        ev.CheckpointMarked(1, 0, 1), ev.WeightsPublished(3), BEGUN, finish("a", 0, 1, 3), fail("a", 1),
+        ev.GroupFailed("a"), ev.RunRecovered(basis.to_dict(), RULES_VERSION, 0, 2), ev.RunRewound(1, 2, 0, 2),
+        ev.GroupRequeued("a"), start("a", 0, 2), fail("a", 0, 2), start("a", 1, 2), finish("a", 1, 2),
+        ev.GroupFailed("a"), evict("a", lag=1), rules=basis,
+    )  # fmt: skip
+
+    assert witnesses(records) == [(4, 11, 18)]
+
+
+@pytest.mark.parametrize("last", [whole("b"), [*whole("b"), *sample(1, "b")]], ids=["sampleable", "sampled"])
+def test_a_capacity_is_used_up_by_the_last_group_of_any_phase(last: Events) -> None:
+    records = log(submit("a"), last, submit("x", cause="admission"), rules=CAPACITY)
+
+    assert witnesses(records) == [(1, 3, len(records))]
+
+
+def test_an_eviction_after_the_commit_stands_beside_both_the_sampling_and_the_commit() -> None:
+    assert witnesses(log(whole("a"), sample(1, "a"), ev.BatchCommitted(1), evict("a")))[0] == (7, 8, 9)
+
+
+def test_a_replay_that_stops_at_something_wrong_has_its_witness_although_the_event_goes_on_from_nothing() -> None:
+    both = violations(log(whole("a"), done("a")))
+
+    assert [(one.invariant, one.witness) for one in both] == [(2, (5, 6)), (9, (5, 6))]
+
+
+def test_the_first_session_that_there_is_not_stands_beside_the_submission() -> None:
+    assert witnesses(log(submit("a"), start("a", 1))) == [(2, 3)]
+
+
+def test_a_request_that_an_opening_closed_stands_beside_it() -> None:
+    assert witnesses(log(want(1), OPENED, ev.BatchRequestCancelled(1))) == [(3, 4)]
+
+
+def test_an_opening_under_the_same_rules_leaves_them_with_the_event_that_they_came_with() -> None:
+    opened = ev.RunRecovered(DROP.to_dict(), RULES_VERSION, 2, 2)
+
+    assert witnesses(log(whole("a"), opened, sample(1, "a", lags=(2,)), rules=DROP)) == [(1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("last", "witness"),
+    [(sample(1, "a", lags=(1,)), (2, 7)), ([evict("a", "stale")], (6,))],
+    ids=["version", "rules"],
+)
+def test_what_no_event_said_is_no_witness(last: Events, witness: tuple[int, ...]) -> None:
+    records = [ev.Record(seq, seq, event) for seq, event in enumerate([submit("x"), *whole("a"), *last], 1)]
+
+    assert witnesses(records) == [(1,), witness]
