@@ -42,6 +42,16 @@ def test_once_the_demand_is_met_nothing_is_refilled() -> None:
     assert (unmet, refills_now(story.book, SYNC)) == (3, 0)
 
 
+@pytest.mark.parametrize(("running", "free"), [(0, 3), (1, 2), (3, 0)])
+def test_a_capacity_keeps_to_its_own_bound_in_flight(running: int, free: int) -> None:
+    rules = Rules(batch_size=4, admission=Capacity(lag_max=9, in_flight_max=3))
+    story = sync_story("sample 9", running=running)
+
+    assert shortage(story.book, rules) == free
+    assert admissible(story.book, rules) == free
+    assert refills_now(owing(story, 9).book, rules) == free
+
+
 @pytest.mark.parametrize(("limit", "left"), [(2, 0), (3, 0), (4, 1), (5, 2)])
 def test_what_may_yet_be_generated_for_the_batch_bounds_all_that_is_started(limit: int, left: int) -> None:
     story = owing(sync_story("submit v/1 partition=val", running=2), 4)
