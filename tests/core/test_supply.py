@@ -89,6 +89,14 @@ def test_credit_is_forfeited_when_the_batch_is_full_or_the_source_is_empty() -> 
     assert forfeits(empty.book, Rules()) == (2, "source exhausted")
 
 
+def test_credit_that_takes_the_last_place_of_a_capacity_is_not_forfeited() -> None:
+    rules = Rules(batch_size=4, admission=Capacity(lag_max=0))
+    story = owing(sync_story(), 4)
+
+    assert refills_now(story.book, rules) == 4
+    assert forfeits(story.book, rules) is None
+
+
 def test_without_credit_nothing_is_forfeited() -> None:
     story = sync_story("exhausted", good=1)
     story.record(ev.BatchRequested(1, "train", 1, 0))
