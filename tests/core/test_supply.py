@@ -42,6 +42,16 @@ def test_once_the_demand_is_met_nothing_is_refilled() -> None:
     assert (unmet, refills_now(story.book, SYNC)) == (3, 0)
 
 
+@pytest.mark.parametrize(("running", "free"), [(0, 3), (1, 2), (3, 0)])
+def test_a_capacity_keeps_to_its_own_bound_in_flight(running: int, free: int) -> None:
+    rules = Rules(batch_size=4, admission=Capacity(lag_max=9, in_flight_max=3))
+    story = sync_story("sample 9", running=running)
+
+    assert shortage(story.book, rules) == free
+    assert admissible(story.book, rules) == free
+    assert refills_now(owing(story, 9).book, rules) == free
+
+
 @pytest.mark.parametrize(("limit", "left"), [(2, 0), (3, 0), (4, 1), (5, 2)])
 def test_what_may_yet_be_generated_for_the_batch_bounds_all_that_is_started(limit: int, left: int) -> None:
     story = owing(sync_story("submit v/1 partition=val", running=2), 4)
@@ -77,6 +87,14 @@ def test_credit_is_forfeited_when_the_batch_is_full_or_the_source_is_empty() -> 
     assert forfeits(full.book, SYNC) == (3, "batch full")
     assert forfeits(empty.book, SYNC) == (2, "source exhausted")
     assert forfeits(empty.book, Rules()) == (2, "source exhausted")
+
+
+def test_credit_that_takes_the_last_place_of_a_capacity_is_not_forfeited() -> None:
+    rules = Rules(batch_size=4, admission=Capacity(lag_max=0))
+    story = owing(sync_story(), 4)
+
+    assert refills_now(story.book, rules) == 4
+    assert forfeits(story.book, rules) is None
 
 
 def test_without_credit_nothing_is_forfeited() -> None:
