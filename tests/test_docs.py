@@ -26,6 +26,7 @@ import pytest
 
 from groupstate.cli import main as command_line
 from groupstate.core.rules import Rules, rules_from_dict
+from groupstate.errors import MissingExtra
 from groupstate.simulate import scenario_file
 
 ROOT = Path(__file__).parent.parent
@@ -209,9 +210,10 @@ def test_examples_run(
     monkeypatch.chdir(tmp_path)
     try:
         run_python(page, vars(main_module))
-    except ModuleNotFoundError as error:
-        if error.name in OPTIONAL_PACKAGES:
-            pytest.skip(f"{error.name} isn't installed")
+    except (ModuleNotFoundError, MissingExtra) as error:
+        lacking = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+        if isinstance(lacking, ModuleNotFoundError) and lacking.name in OPTIONAL_PACKAGES:
+            pytest.skip(f"{lacking.name} isn't installed")
         raise
 
 
