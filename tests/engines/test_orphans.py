@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,29 @@ def child() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
+@contextmanager
+def an_owner(child_code: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that guards one child. It is killed at the end, however the test ends, or leaving would wait for it."""
+    with subprocess.Popen([sys.executable, "-c", OWNER, child_code], stdout=subprocess.PIPE) as owner:
+        try:
+            yield owner
+        finally:
+            owner.kill()
+
+
+def handles_of(process: int) -> int:
+    """How many processes it has a handle of. A file that it closes while this looks is none."""
+    handles = 0
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            handles += "pidfd" in os.readlink(file)
+    return handles
+
+
 def wait_watching(guard: int) -> None:
     """Until it has the handles of its owner and of one process."""
     deadline_s = time.monotonic() + GONE_S
-    while sum("pidfd" in os.readlink(file) for file in Path(f"/proc/{guard}/fd").iterdir()) < 2:
+    while handles_of(guard) < 2:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
@@ -55,22 +75,22 @@ def is_gone(handle: int, within_s: float = GONE_S) -> bool:
 @pytest.mark.parametrize("child_code", [OBEDIENT, STUBBORN], ids=["obedient", "stubborn"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_what_is_guarded_ends_with_the_process_that_is_killed(number: signal.Signals, child_code: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER, child_code], stdout=subprocess.PIPE) as owner:
+    with an_owner(child_code) as owner:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         child, guard = map(os.pidfd_open, pids)
         wait_watching(pids[1])
         owner.send_signal(number)
+        owner.wait()
 
     assert is_gone(child)
     assert is_gone(guard)
 
 
 def test_a_guard_that_starts_too_late_ends_them_all_the_same() -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER, OBEDIENT], stdout=subprocess.PIPE) as owner:
+    with an_owner(OBEDIENT) as owner:  # It is killed at once; the guard takes longer than this to start.
         assert owner.stdout is not None
         child, _ = (os.pidfd_open(int(pid)) for pid in owner.stdout.readline().split())
-        owner.kill()  # The guard takes longer than this to start.
 
     assert is_gone(child)
 
