@@ -131,6 +131,8 @@ class _Part:
     """Counts of one partition."""
 
     def __init__(self) -> None:
+        self.whole = 0
+        """Groups of which every session finished; the others that ended are counted by outcome."""
         self.ended = _zeros(OUTCOMES)
         self.requeued = self.sampled = 0
         """Groups."""
@@ -208,13 +210,14 @@ class Figures:
         """What the ledger calls for each event. A closure, since looking up attributes would take as long again."""
         started, finished, group_finished = ev.SessionStarted, ev.SessionFinished, ev.GroupFinished
         counted, retried, parts, before = _COUNTED, self._retried, self._parts, self.ledger.book.before
-        asked = self._asked
+        asked, loose_max = self._asked, LOOSE_MAX
         seen = self._first_seq
 
         def observe(record: ev.Record) -> None:
             nonlocal seen
             event = record.event
             kind = type(event)
+            # Most events are one of these two, and need nothing: the end of their group has it all.
             if kind is finished:
                 pass
             elif kind is started:
@@ -225,17 +228,19 @@ class Figures:
                 if group is not None and group.finished_count == group.size:
                     # As most groups end. Before the event its sessions are not packed yet.
                     part = parts[group.partition]
-                    part.ended["finished"] += 1
+                    part.whole += 1
                     loose = part.finished.loose
                     loose += [session.ended_at_ns - session.started_at_ns for session in group.sessions]
-                    if len(loose) > LOOSE_MAX:
+                    if len(loose) > loose_max:
                         part.finished.tidy()
                 else:
                     self._finished(event, record.at_ns)  # type: ignore[arg-type]
+                if asked:
+                    self._answer()
             elif kind in counted:
                 counted[kind](self, event, record.at_ns)
-            if asked:
-                self._answer()
+                if asked:
+                    self._answer()
             seen = record.seq
 
         self._seen = lambda: seen
@@ -384,7 +389,7 @@ class Figures:
             "groupstate_groups_in_flight": {(name,): book.in_flight_count(name) for name in PARTITIONS},
             "groupstate_groups_sampleable": {(name,): self._count_sampleable(name) for name in PARTITIONS},
             "groupstate_sessions_in_flight": {(name,): opened[name] for name in PARTITIONS},
-            "groupstate_oldest_lag": lags,
+            "groupstate_oldest_lag_versions": lags,
             "groupstate_samplers_waiting": {(name,): waiting[name] for name in PARTITIONS},
             "groupstate_refills_owed": {(): len(book.credits)},
             "groupstate_admission_held": {(): int(bool(book.held_reason))},
@@ -402,7 +407,11 @@ class Figures:
         fates[ev.TRAIN, "evicted"] = generated - (held - self._first_held) - sum(fates.values())
         counts: Values = {
             "groupstate_events": {(): seq - self._first_seq},
-            "groupstate_groups_ended": _by(parts, "ended"),
+            "groupstate_groups_ended": {
+                (name, outcome): count + (part.whole if outcome == "finished" else 0)
+                for name, part in parts.items()
+                for outcome, count in part.ended.items()
+            },
             "groupstate_groups_requeued": {(name,): part.requeued for name, part in parts.items()},
             "groupstate_groups_sampled": {(name,): part.sampled for name, part in parts.items()},
             "groupstate_batches": _by(parts, "batches"),
@@ -415,7 +424,7 @@ class Figures:
                 for outcome, tally in (("finished", part.finished), ("failed", part.failed))
             },
             "groupstate_sample_wait_seconds": {(name,): part.waits.distribution() for name, part in parts.items()},
-            "groupstate_sampled_lag": {(name,): part.lags.distribution() for name, part in parts.items()},
+            "groupstate_sampled_lag_versions": {(name,): part.lags.distribution() for name, part in parts.items()},
         }
         values |= counts
         return Reading(seq, {metric.name: values[metric.name] for metric in METRICS})

@@ -50,7 +50,7 @@ METRICS: Final = (
         "groupstate_sessions_in_flight", "gauge", "sessions", ("partition",), "Attempts that began and have not ended."
     ),
     Metric(
-        "groupstate_oldest_lag",
+        "groupstate_oldest_lag_versions",
         "gauge",
         "weight versions",
         ("partition", "state"),
@@ -133,7 +133,7 @@ METRICS: Final = (
         SECONDS,
     ),
     Metric(
-        "groupstate_sampled_lag",
+        "groupstate_sampled_lag_versions",
         "histogram",
         "weight versions",
         ("partition",),

@@ -168,7 +168,7 @@ def counted(reading: Reading, kinds: dict[str, str]) -> Counter[Any]:
     for name, values in reading.values.items():
         for labels, value in values.items():
             if isinstance(value, Distribution):
-                if name == "groupstate_sampled_lag":
+                if name == "groupstate_sampled_lag_versions":
                     found["lags"] += round(value.total)
                     continue
                 found[name, labels, "total"] = round(value.total * 1e9)

@@ -46,7 +46,7 @@ def shown(figures: Figures) -> dict[str, Any]:
     return {
         "groups": +Counter(values["groupstate_groups"]),
         "open": +Counter({labels[0]: count for labels, count in values["groupstate_sessions_in_flight"].items()}),
-        "lag in flight": values["groupstate_oldest_lag"]["train", "in_flight"],
+        "lag in flight": values["groupstate_oldest_lag_versions"]["train", "in_flight"],
     }
 
 
