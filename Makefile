@@ -111,6 +111,7 @@ docs: .venv/.installed ## write the parts of docs/ and of the package that come 
 	@.venv/bin/python -m tools.phase_diagram
 	@.venv/bin/python -m tools.table_columns
 	@.venv/bin/python -m tools.metrics_table
+	@.venv/bin/python -m tools.log_events
 	@.venv/bin/python -m tools.grafana_dashboard
 	@.venv/bin/groupstate scenario --schema > docs/scenario.schema.json
 
