@@ -113,6 +113,12 @@ HTTPX_FILE = "engines/http/client.py"
 HTTPX_UNITS = ("engines/http/", "engines/openai.py")
 """Files that may import that one at their top, and are themselves imported on demand."""
 
+MONITORING_FILES = {
+    "prometheus_client": ("integrations/prometheus.py",),
+    "opentelemetry": ("integrations/opentelemetry.py", "integrations/spans.py"),
+}
+"""Where these may be imported; the files are themselves imported on demand, by users alone."""
+
 TEST_LIBRARIES = ("hypothesis", "pytest", "pytest_asyncio")
 
 TEST_LIBRARY_UNITS = (
@@ -164,7 +170,7 @@ def violations(files: dict[str, str]) -> list[str]:
     for path in sorted(files):
         tree = ast.parse(files[path])
         imports = list(imports_of(path, tree))
-        for check in (_layer, _purity, _torch, _vllm, _httpx, _test_libraries, _safety):
+        for check in (_layer, _purity, _torch, _vllm, _httpx, _monitoring, _test_libraries, _safety):
             found += [sentence for item in imports if (sentence := check(path, item, files))]
         found += [*_impure_calls(path, tree), *_loose_tasks(path, tree)]
     return list(dict.fromkeys(found))
@@ -266,6 +272,13 @@ def _httpx(path: str, item: Import, files: dict[str, str]) -> str | None:
     brings = item.name.startswith(tuple(_module(unit.rstrip("/")) for unit in HTTPX_UNITS))
     if brings and item.at_import_time and not path.startswith(HTTPX_UNITS):
         return f"importing groupstate must not bring in httpx, but {path} imports {item.name} at its top"
+    return None
+
+
+def _monitoring(path: str, item: Import, files: dict[str, str]) -> str | None:
+    places = MONITORING_FILES.get(item.root, (path,))
+    if path not in places:
+        return f"{item.root} stays in {', '.join(places)}, but {path} imports it"
     return None
 
 
@@ -398,6 +411,11 @@ def test_the_walls_stand() -> None:
             "from groupstate.engines.openai import OpenAIEngine",
             "importing groupstate must not bring in httpx, but runtime/run.py imports "
             "groupstate.engines.openai.OpenAIEngine at its top",
+        ),
+        (
+            "runtime/run.py",
+            "def f():\n    import prometheus_client",
+            "prometheus_client stays in integrations/prometheus.py, but runtime/run.py imports it",
         ),
         (
             "simulate/faults.py",

@@ -1,8 +1,8 @@
 """Counts what a run records, for a monitoring system that asks from another thread, at any moment.
 
-Rule 1: of an event that most are, nothing is done; what the book counts by itself is read there. Recording notices no
-more than that somebody looks at the kind of each event, and at the sessions of a group that ends.
-Rule 2: one thread writes, the one that records. Whoever reads changes nothing, and takes only what he read between two
+Rule 1: for the start and the end of a session, which most events are, nothing is done, and what the book counts by
+itself is read there. So recording pays for a look at the kind of each event, and at the sessions of a group that ends.
+Rule 2: one thread counts, the one that records, without a lock. Whoever reads takes only what he read between two
 steps: counts and gauges belong to the same event, and never to the middle of a step.
 Rule 3: counts begin with the watching; gauges come from the book.
 """
@@ -41,6 +41,7 @@ T = TypeVar("T")
 log = Logger("groupstate.metrics")
 
 LOOSE_MAX: Final = 1_024
+"""Durations that wait to be sorted into their histogram."""
 
 TRIES_MAX: Final = 50
 """Looks at a run that is in the middle of a step. A step takes microseconds; so many take a run that is broken."""

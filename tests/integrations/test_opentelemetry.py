@@ -5,15 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from groupstate import RetryableError, Rules, Trajectory, open_run, sync
-from groupstate.core import events as ev
-from groupstate.errors import BadSettings
-from groupstate.integrations.figures import METRICS
-from groupstate.testing.notation import START_NS, Story
-
-pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk isn't installed")
-
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -21,8 +12,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, get_current_span
 
+from groupstate import RetryableError, Rules, Trajectory, open_run, sync
+from groupstate.core import events as ev
+from groupstate.errors import BadSettings
+from groupstate.integrations.figures import METRICS
 from groupstate.integrations.opentelemetry import OpenTelemetry
 from groupstate.integrations.spans import Spans
+from groupstate.testing.notation import START_NS, Story
 
 SECRET = "what only the prompt knows"
 

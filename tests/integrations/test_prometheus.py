@@ -6,23 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from groupstate import Rules, Trajectory, open_run, sync
 from groupstate.errors import BadSettings
 from groupstate.integrations.figures import METRICS
+from groupstate.integrations.prometheus import PrometheusMetrics
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime.observed import Reported, ReportedRow, StatusFeed
-
-client = pytest.importorskip("prometheus_client", reason="the extra prometheus isn't installed")
-
-from prometheus_client.openmetrics.parser import text_string_to_metric_families  # noqa: E402
-
-from groupstate.integrations.prometheus import PrometheusMetrics  # noqa: E402
 
 
 @pytest.fixture
 def registry() -> Any:
-    return client.CollectorRegistry()
+    return CollectorRegistry()
 
 
 async def session(ctx: Any) -> Trajectory:
@@ -37,8 +35,6 @@ async def trained(run: Any, batches: int) -> None:
 
 def scraped(registry: Any) -> Iterator[Any]:
     """What a scrape gives, read as OpenMetrics, whose parser is the strictest."""
-    from prometheus_client.openmetrics.exposition import generate_latest
-
     return text_string_to_metric_families(generate_latest(registry).decode())  # type: ignore[no-any-return]
 
 
