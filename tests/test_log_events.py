@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from groupstate import RetryableError, Rules, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.errors import SampleError
+from groupstate.testing.notation import Story
 from tools.log_events import PART, Said, calls, said
 
 WHO = {"group", "session", "attempt", "seq"}
@@ -114,3 +115,15 @@ async def test_what_is_said_of_a_run_in_which_much_fails_says_who_and_nothing_pr
             assert isinstance(event, kinds[entry["event"]])
             assert event.group_id == entry["group"]
             assert "session" not in entry or (event.session, event.attempt) == (entry["session"], entry["attempt"])
+
+
+def test_a_failed_session_that_ends_its_group_says_its_own_event() -> None:
+    story = Story().tell("submit a/1", "start a")
+    try:
+        with capture_logs() as heard:
+            story.tell("fail a")
+    finally:
+        structlog.reset_defaults()
+
+    (entry,) = heard
+    assert (entry["event"], entry["seq"], story.book.last_seq) == ("session failed", 4, 5)

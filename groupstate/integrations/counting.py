@@ -279,8 +279,6 @@ class Figures:
         part.fates["requeued"] += _tokens(before)
         if before.terminal is None:
             _note_durations(before, part)
-        if self._retried:
-            self._retried.difference_update([key for key in self._retried if key[0] == event.group_id])
 
     def _fence(self, event: ev.ResultFenced, at_ns: int) -> None:
         self._fenced[event.reason] += 1

@@ -271,6 +271,11 @@ async def test_runs_of_one_provider_do_not_collide(meters: Any, tmp_path: Path) 
             with pytest.raises(BadSettings, match="run 'first' already"):
                 OpenTelemetry(second, meter_provider=provider, label="first")
         assert set(points(reader)["groupstate.events"]) == {("first",)}
+        with OpenTelemetry(second, meter_provider=provider, label="second"):
+            second.submit("b")
+            assert points(reader)["groupstate.groups_in_flight"]["second", "train"] == 1
+        with OpenTelemetry(first, meter_provider=provider, label="second"):
+            assert points(reader)["groupstate.events"]["second",] == 0
         telemetry.close()
         telemetry.close()
     assert points(reader) == {}
