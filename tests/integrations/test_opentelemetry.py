@@ -110,6 +110,16 @@ def test_an_eviction_of_a_group_that_finished_is_no_error(exported: Exported) ->
     assert group.status.status_code is StatusCode.UNSET
 
 
+def test_a_session_that_was_not_needed_any_more_is_no_error(exported: Exported) -> None:
+    story = Story()
+    Spans(story, exported.provider, "r")
+
+    story.tell("submit a/2", "start a", "finish a.0 reward=1", "fail a.1 spare")
+
+    _, spare = exported.named("session")
+    assert (attributes(spare)["reason"], spare.status.status_code) == ("spare", StatusCode.UNSET)
+
+
 def test_each_attempt_has_a_span_and_one_that_never_began_has_none(exported: Exported) -> None:
     story = Story(rules=Rules(attempts_max=3), controlled=False)
     Spans(story, exported.provider, "r")
