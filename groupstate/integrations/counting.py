@@ -173,7 +173,7 @@ class Figures:
         book = self.ledger.book
         self._first_seq = book.last_seq
         self._seen: Callable[[], int]
-        """The last event that was seen."""
+        """The last event that was seen; 0 before the first."""
         self._first = _from_book(book)
         """What the book counts by itself, since before this began."""
         self._retried = {
@@ -212,7 +212,7 @@ class Figures:
         started, finished, group_finished = ev.SessionStarted, ev.SessionFinished, ev.GroupFinished
         counted, retried, parts, before = _COUNTED, self._retried, self._parts, self.ledger.book.before
         asked, loose_max = self._asked, LOOSE_MAX
-        seen = self._first_seq
+        seen: ev.Record | None = None  # The record, since its number is only asked for by who reads.
 
         def observe(record: ev.Record) -> None:
             nonlocal seen
@@ -242,9 +242,9 @@ class Figures:
                 counted[kind](self, event, record.at_ns)
                 if asked:
                     self._answer()
-            seen = record.seq
+            seen = record
 
-        self._seen = lambda: seen
+        self._seen = lambda: 0 if seen is None else seen.seq
         return observe
 
     def _session_failed(self, event: ev.SessionFailed, at_ns: int) -> None:
@@ -355,7 +355,7 @@ class Figures:
         event_log, book = self.ledger.log, self.ledger.book
         # What is posted is applied next and seen here last, so all three are equal only between two steps.
         seq = event_log.last_seq
-        if book.last_seq != seq or self._seen() != seq:
+        if book.last_seq != seq or (self._seen() or self._first_seq) != seq:
             return None
         reading = self._reading(seq)
         return reading if event_log.last_seq == seq else None
