@@ -107,9 +107,12 @@ bench: .venv/.installed ## measure, and print how
 	@.venv/bin/python -m benchmarks $(BENCH_ARGS)
 
 .PHONY: docs
-docs: .venv/.installed ## write the parts of docs/ that come from the code
+docs: .venv/.installed ## write the parts of docs/ and of the package that come from the code
 	@.venv/bin/python -m tools.phase_diagram
 	@.venv/bin/python -m tools.table_columns
+	@.venv/bin/python -m tools.metrics_table
+	@.venv/bin/python -m tools.log_events
+	@.venv/bin/python -m tools.grafana_dashboard
 	@.venv/bin/groupstate scenario --schema > docs/scenario.schema.json
 
 .PHONY: clean

@@ -136,7 +136,13 @@ class Deadlines:
         session = group.sessions[deadline.session]
         if session.attempt != deadline.attempt or session.state != "open":
             return
-        log.warning("session timed out", group=group.group_id, session=deadline.session, deadline_s=self._session_s)
+        log.warning(
+            "session timed out",
+            group=group.group_id,
+            session=deadline.session,
+            attempt=deadline.attempt,
+            deadline_s=self._session_s,
+        )
         self._ledger.fail(
             group.group_id, deadline.session, deadline.attempt, "timeout", timed_out(self._session_s), retryable=True
         )

@@ -119,4 +119,6 @@ def _told(seq: int, error: Exception | None) -> None:
     if error is None:
         log.info("snapshot taken", seq=seq)
     else:
-        log.warning("no snapshot could be taken, or old events not be let go of; the log goes on", error=str(error))
+        log.warning(
+            "no snapshot could be taken, or old events not be let go of; the log goes on", seq=seq, error=str(error)
+        )

@@ -198,13 +198,29 @@ class Ledger:
         if fenced:
             return fenced
         delay = self._retry_delay(group, session) if retryable else None
-        log.info("session failed", group=group_id, session=session, attempt=number, kind=failure, message=message)
         self._end(ev.SessionFailed(group_id, session, number, failure, cut(message), delay))
         return None
 
     def _end(self, event: ev.SessionFinished | ev.SessionFailed) -> None:
-        self.record(event)
+        if isinstance(event, ev.SessionFailed):
+            self._record_failure(event)
+        else:
+            self.record(event)
         self.settle()
+
+    def _record_failure(self, event: ev.SessionFailed) -> None:
+        seq = self.book.last_seq + 1
+        self.record(event)
+        # Without its text, which may be a prompt's or an answer's.
+        log.info(
+            "session failed",
+            group=event.group_id,
+            session=event.session,
+            attempt=event.attempt,
+            kind=event.failure,
+            retried=event.retry_in_s is not None,
+            seq=seq,
+        )
 
     def _retry_delay(self, group: Group, session: int) -> float | None:
         """Seconds until the next attempt, doubled each time; None if there is none."""
@@ -245,8 +261,10 @@ class Ledger:
         result: Literal["started", "finished", "failed"],
         reason: ev.FenceReason,
     ) -> None:
-        log.info("result fenced", group=group_id, session=session, attempt=attempt, result=result, reason=reason)
-        self.record(ev.ResultFenced(group_id, session, attempt, result, reason))
+        seq = self.record(ev.ResultFenced(group_id, session, attempt, result, reason))
+        log.info(
+            "result fenced", group=group_id, session=session, attempt=attempt, result=result, reason=reason, seq=seq
+        )
 
     @staticmethod
     def _need_open(group: Group, session: int) -> None:
@@ -264,7 +282,7 @@ class Ledger:
         for number, session in enumerate(self.book.group(group_id).sessions):
             if session.state not in SETTLED:
                 message = cut(ending.message)
-                self.record(ev.SessionFailed(group_id, number, session.attempt, ending.failure, message))
+                self._record_failure(ev.SessionFailed(group_id, number, session.attempt, ending.failure, message))
         self.settle()
 
     def mark_ending(self, group_id: str, ending: Ending) -> Ending:
