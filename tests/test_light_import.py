@@ -19,6 +19,9 @@ HEAVY = {
     "pytest",
     "matplotlib",
     "reasoning_gym",
+    "wandb",
+    "mlflow",
+    "tensorboardX",
 }
 
 MODULES_MAX = 450
@@ -32,7 +35,9 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("module", ["groupstate", "groupstate.sync", "groupstate.testing"])
+@pytest.mark.parametrize(
+    "module", ["groupstate", "groupstate.sync", "groupstate.testing", "groupstate.integrations.trackers"]
+)
 def test_importing_groupstate_brings_in_nothing_heavy(module: str) -> None:
     heavy = HEAVY & modules_after(f"import {module}")
 
