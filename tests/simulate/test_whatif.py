@@ -88,6 +88,16 @@ def test_the_figures_of_the_own_rules_are_those_of_the_log() -> None:
     assert found.other == found.recorded
 
 
+def test_a_run_that_took_a_while_before_its_first_prompt_is_given_again() -> None:
+    first, *rest = recorded()
+    later = [ev.Record(record.seq, record.at_ns + 5_000_000_000, record.event) for record in rest]
+
+    found = what_if([first, *later], same)
+
+    assert found.parted == ""
+    assert found.replayed == found.recorded
+
+
 def test_a_run_that_crashed_and_was_opened_again_is_played_with_its_crashes() -> None:
     plan = LIVELY.changed(crash=CrashPlan(every_s=200.0, closes=0.5))
     outcome = simulate(plan)
