@@ -49,7 +49,7 @@ def whatif(run: Path, file: Path | None, changes: tuple[str, ...], seed: int, as
     table: dict[str, Any] = {} if file is None else read_settings(file).rules
     table = {**table, **parsed_assignments(changes, "--set")}
     found = compare.what_if(
-        records_of(run, first_of(run)), lambda own: rules_from_dict({**own.to_dict(), **table}, "the rules"), seed=seed
+        records_of(run, first_of(run)), lambda own: rules_from_dict({**own.to_dict(), **table}), seed=seed
     )
     with while_read():
         if as_json:

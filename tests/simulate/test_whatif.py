@@ -293,7 +293,9 @@ def test_a_rule_that_there_isnt_is_refused_before_anything_is_played(
 ) -> None:
     monkeypatch.delattr("groupstate.simulate.whatif.compare.play")
 
-    assert "lag_maxx" in invoked(str(run), "--set", "lag_maxx=1", code=2)
+    text = invoked(str(run), "--set", "lag_maxx=1", code=2)
+
+    assert text == "groupstate: rules has no setting 'lag_maxx'; did you mean 'lag_max'?\n"
 
 
 def test_rules_that_contradict_each_other_are_refused(run: Path) -> None:
