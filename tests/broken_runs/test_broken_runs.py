@@ -209,6 +209,14 @@ def test_check_of_a_double_sample_cites_both_batches() -> None:
     ]
 
 
+def test_the_page_of_a_double_sample_is_written_and_says_where_to_ask_what_is_wrong(tmp_path: Path) -> None:
+    result = call("report", DOUBLE, "-o", tmp_path / "page.html")
+
+    assert result.exit_code == 1
+    assert (tmp_path / "page.html").is_file()
+    assert result.stderr == f"groupstate: 2 things are wrong with this log. `groupstate check {DOUBLE}` says what\n"
+
+
 def test_why_of_the_second_batch_says_who_holds_the_group() -> None:
     taken = told("why", DOUBLE, "--batch", 2)["taken"]
 
