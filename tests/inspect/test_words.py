@@ -73,7 +73,10 @@ WORDS = [
     (ev.SessionFailed("a", 0, 1, "lost", "gone", observed=True), "a/0: attempt 1, observed, lost: gone"),
     (ev.SessionFailed("a", 0, 1, "timeout"), "a/0: attempt 1, timeout"),
     (ev.SessionFailed("a", 0, 1, "error", "boom\nbang", 0.5), "a/0: attempt 1, error, again in 0.5 s: boom bang"),
-    (ev.ResultFenced("a", 0, 1, "finished", "gone"), "a/0: attempt 1, finished: gone"),
+    (
+        ev.ResultFenced("a", 0, 1, "finished", "gone"),
+        "a/0: attempt 1, finished, changed nothing: the group has left the book",
+    ),
     (ev.BatchRequested(1, "train", 4, 2), "request 1: 4 groups of train, version 2"),
     (ev.BatchRequestCancelled(1, "timeout"), "request 1: timeout"),
     (
