@@ -82,6 +82,8 @@ def span_of(seconds: float) -> str:
         return f"{seconds:.3f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
