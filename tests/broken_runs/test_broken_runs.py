@@ -123,7 +123,7 @@ DRY = HERE / "dry_source"
 def test_show_says_that_the_source_is_exhausted_and_what_the_filter_took() -> None:
     out = lines("show", DRY)
 
-    assert "run\tsource\t8 prompts, exhausted" in out
+    assert "run\tsource\t8 prompts drawn, exhausted" in out
     assert "totals\tevicted/zero_variance\t3" in out
 
 
