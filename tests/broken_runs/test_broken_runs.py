@@ -123,7 +123,7 @@ DRY = HERE / "dry_source"
 def test_show_says_that_the_source_is_exhausted_and_what_the_filter_took() -> None:
     out = lines("show", DRY)
 
-    assert "run\tsource\t8 prompts, exhausted" in out
+    assert "run\tsource\t8 prompts drawn, exhausted" in out
     assert "totals\tevicted/zero_variance\t3" in out
 
 
@@ -207,6 +207,14 @@ def test_check_of_a_double_sample_cites_both_batches() -> None:
         "\tevent 15\tbatch_sampled\tbatch 1 for request 1, train, version 0: g1 g2 (lag 0 0)",
         "\tevent 17\tbatch_sampled\tbatch 2 for request 2, train, version 0: g2 g3 (lag 0 0)",
     ]
+
+
+def test_the_page_of_a_double_sample_is_written_and_says_where_to_ask_what_is_wrong(tmp_path: Path) -> None:
+    result = call("report", DOUBLE, "-o", tmp_path / "page.html")
+
+    assert result.exit_code == 1
+    assert (tmp_path / "page.html").is_file()
+    assert result.stderr == f"groupstate: 2 things are wrong with this log. `groupstate check {DOUBLE}` says what\n"
 
 
 def test_why_of_the_second_batch_says_who_holds_the_group() -> None:
