@@ -43,6 +43,7 @@ from groupstate.runtime import recovery
 from groupstate.runtime.controller import Claim, Controller, Waiter
 from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import MESSAGE_CHARS_MAX, Ledger
+from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.reported import (
     ENDED,
     SIZE_MAX,
@@ -146,6 +147,7 @@ class StatusFeed:
         *,
         group_size: int,
         weight_version: int | None = None,
+        resume: Callable[[Book], CheckpointMark | None] = lambda book: None,
         steps: Steps | None = None,
         snapshot_events: int = EVENTS_PER_SNAPSHOT,
         clock_ns: Callable[[], int] = time.time_ns,
@@ -153,6 +155,8 @@ class StatusFeed:
         """A feed on a log, which is new or is gone on with.
 
         Args:
+            resume: says which mark to go back to, from the book of a log that is gone on with; None for none. The
+                mark's weight version then counts, in place of `weight_version`.
             steps: what the log was given as `later`.
             snapshot_events: events between two snapshots, which make beginning again quick; written on this thread.
         """
@@ -167,7 +171,9 @@ class StatusFeed:
             recovery.start(ledger, run_id=run_id, weight_version=weight_version or 0, seed=0)
         else:
             torn_bytes = getattr(event_log, "torn_bytes", 0)
-            recovery.recover(ledger, torn_bytes=torn_bytes, weight_version=weight_version)
+            mark = resume(ledger.book)
+            version = weight_version if mark is None else None
+            recovery.recover(ledger, torn_bytes=torn_bytes, weight_version=version, resume_at=mark)
             feed.controller.rejudge()
         ledger.settle()
         feed._steps.take()
@@ -214,6 +220,8 @@ class StatusFeed:
         for group_id in removed:
             self._seen.pop(group_id, None)
             self._removed(group_id)
+        # Once, since rules and samplers must see the whole listing: what comes last in it may be the oldest.
+        self.ledger.settle()
         self._steps.take()
 
     def _take(self, group_id: str, report: Reported, seen: _Seen) -> None:
@@ -221,7 +229,6 @@ class StatusFeed:
         if not problem:
             problem = self._step(group_id, report, seen)
             seen.mark = mark_of(report)
-            self.ledger.settle()
         else:
             # What is put right later may look the same from afar.
             seen.mark = None
@@ -363,7 +370,6 @@ class StatusFeed:
         for number, session in enumerate(group.sessions):
             if session.state not in SETTLED:
                 self.ledger.record(_failure(group, number, "lost", "its group was removed outside"))
-        self.ledger.settle()
 
     def _damaged(self, group: Group, text: str) -> None:
         """Trajectories of a group that could be sampled are gone: the rules evict it."""
@@ -372,7 +378,6 @@ class StatusFeed:
         log.warning("a group lost trajectories", group=group.group_id, text=text)
         self.controller.mark_damaged({group.group_id: text})
         self._in_vain = None
-        self.ledger.settle()
 
     # Batches -----------------------------------------------------------------------------------------
 
@@ -483,6 +488,17 @@ class StatusFeed:
         seq = self.ledger.record(ev.BatchCommitted(_number(batch)))
         self.ledger.settle()
         self._need_kept(seq)
+
+    def mark(self, name: str = "") -> CheckpointMark:
+        """Mark this place in the log; `begin(resume=...)` goes back to it.
+
+        Raises:
+            LogFailed: the log is broken.
+        """
+        mark = recovery.mark(self.ledger, name)
+        self.ledger.settle()
+        self._need_kept(mark.seq)
+        return mark
 
     def release(self, batch: Sampled | int) -> None:
         """Give a batch back untrained. A group of it that isn't listed any more is evicted as damaged.

@@ -594,6 +594,31 @@ def test_one_that_asked_is_answered_by_a_later_listing(outside: Make) -> None:
     ]
 
 
+def test_one_that_asked_is_answered_from_the_whole_listing(outside: Make) -> None:
+    out = outside()
+    waiter = out.feed.ask(1)
+    out.listing = {name: Reported(status="finished", stamp=stamp, rows={(0, 0): ReportedRow(), (1, 0): ReportedRow()})
+                   for name, stamp in (("new", 4), ("old", 1))}  # fmt: skip
+    out.look()
+
+    assert out.feed.answer(waiter).group_ids == ["old"]
+
+
+def test_what_is_in_flight_in_the_same_listing_is_drained_too(outside: Make) -> None:
+    rules = gs.Rules(mode="sync", filter_metric="reward", batch_size=1)
+    out = outside(rules)
+    waiter = out.feed.ask(1)
+    out.listing["flying"] = Reported(status="running", stamp=0)
+    out.listing = {"a": Reported(status="finished", stamp=0, rows={(s, 0): ReportedRow(metrics={"reward": s})
+                                                                   for s in (0, 1)}), **out.listing}  # fmt: skip
+    out.look()
+    assert out.feed.answer(waiter) is None
+    out.report("flying", "finished", 0.0, 1.0)
+
+    assert out.feed.answer(waiter).group_ids == ["a"]
+    assert out.evicted() == {"flying": ("surplus",)}
+
+
 def test_one_that_asked_and_can_t_be_served_is_told(outside: Make) -> None:
     out = outside(gs.Rules(filter_metric="reward")).report("a", "running")
     waiter = out.feed.ask(1)
@@ -790,6 +815,21 @@ def test_credit_outlives_the_polls_of_a_draining_sampler(outside: Make) -> None:
     assert out.feed.sample_now(2).group_ids == ["a", "c"]
     assert out.evicted() == {"b": ("zero_variance",), "d": ("surplus",)}
     assert [event.cause for event in out.events(ev.GroupSubmitted)] == ["submit", "submit", "refill", "refill"]
+
+
+def test_a_run_goes_back_to_a_mark(outside: Make) -> None:
+    out = outside().report("a", "finished", 0.0, 1.0)
+    out.feed.commit(out.feed.sample_now(1, weight_version=3))
+    mark = out.feed.mark("checkpoint 3")
+    out.report("b", "finished", 0.0, 1.0)
+    out.feed.commit(out.feed.sample_now(1, weight_version=4))
+    asked: list[Any] = []
+    out.feed = StatusFeed.begin(
+        out.log, out.rules, group_size=2, weight_version=9, resume=lambda book: asked.append(book) or mark
+    )
+
+    assert (out.feed.book.weight_version, out.phase("a"), out.phase("b")) == (3, "committed", "finished")
+    assert [kept.name for kept in asked[0].marks] == ["checkpoint 3"]
 
 
 # Logs and threads ----------------------------------------------------------------------------------------
