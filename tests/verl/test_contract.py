@@ -246,8 +246,8 @@ def test_two_reasons_are_one_refill(make_each: Make, queue: Queue) -> None:
 def test_sync_mode_asks_for_two_and_clears_what_is_beyond_the_batch(make_each: Make, queue: Queue) -> None:
     queue.group("flat", "finished", 0.0, 0.0)
     queue.group("mixed", "finished", 0.0, 1.0)
-    refill = Refiller(queue)
-    uids, metrics = queue.take(make_each(filter_groups_metric="acc", refill_fn=refill), 2)
+    refill = Refiller(queue, stamp=1)
+    uids, metrics = queue.take(make_each(filter_groups_metric="acc", refill_fn=refill), 2, global_steps=1)
 
     assert refill.calls == [2]
     assert "mixed" in uids

@@ -82,7 +82,7 @@ class Partition:
                 touched[touches] = None
         removed = self._drop_gone(touched)
         found = [uid for uid in touched if self.groups[uid].tag is not None]
-        return Changes(list(set(found)) if self._unordered else found, removed)
+        return Changes(self._in_order(found), removed)
 
     def _take(self, key: str, tag: Any) -> str | None:
         """Take in a new key; the group that it changes, if it does."""
@@ -141,7 +141,10 @@ class Partition:
 
     def listed(self) -> list[str]:
         """Groups whose prompt is listed."""
-        return [uid for uid in self._prompts if uid in self.tags]
+        return self._in_order([uid for uid in self._prompts if uid in self.tags])
+
+    def _in_order(self, uids: list[str]) -> list[str]:
+        return list(set(uids)) if self._unordered else uids
 
     def row(self, key: str, metrics: Mapping[str, float]) -> ReportedRow:
         """A trajectory as its tag tells it."""

@@ -104,7 +104,7 @@ class VerlRun:
         listed = self._partition(partition)
         listed.look()
         self._feed = self._begun(weight_version, lambda book: self._mark_for(book, listed, weight_version))
-        lost = [uid for uid in listed.groups if self._feed.book.departed.get(uid) is Phase.COMMITTED]
+        lost = [uid for uid in listed.listed() if self._feed.book.departed.get(uid) is Phase.COMMITTED]
         if lost:
             self._begin_another(len(lost), weight_version)
         self.feed.ledger.observers.append(self.evictions.note)
@@ -122,7 +122,7 @@ class VerlRun:
 
     def _mark_for(self, book: Book, listed: Partition, weight_version: int) -> CheckpointMark | None:
         """The mark that the trainer went back to: TransferQueue has groups again that were trained on behind it."""
-        if not any(book.departed.get(uid) is Phase.COMMITTED for uid in listed.groups):
+        if not any(book.departed.get(uid) is Phase.COMMITTED for uid in listed.listed()):
             return None
         found = [mark for mark in book.marks if mark.weight_version <= weight_version]
         if not found:
@@ -289,7 +289,7 @@ class VerlRun:
         folder = f"{self.options.checkpoints}/global_step_{book.weight_version}"
         if self.options.checkpoints is None or not os.path.exists(os.path.join(folder, "data.pt")):
             return
-        if not any((mark.weight_version, mark.lineage) == (book.weight_version, book.lineage) for mark in book.marks):
+        if all(mark.weight_version != book.weight_version for mark in book.marks):
             self.feed.mark(os.path.basename(folder))
 
     def act(self, name: str) -> bool:
