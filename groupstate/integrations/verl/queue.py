@@ -60,9 +60,6 @@ class Partition:
         """Somebody has taken in what is listed."""
         self._split = _split_left if split_left else _split_right
         self._unordered = unordered
-        self._prompts: dict[str, Any] = {}
-        """uid -> its tag, as it was last seen."""
-        self._rows: dict[str, tuple[str, Place]] = {}
         self._strange: dict[str, Any] = {}
         """Keys that fit nowhere, with their tags as they were last seen."""
 
@@ -70,22 +67,27 @@ class Partition:
 
     def look(self) -> Changes:
         """List the partition, and say what changed."""
-        self.tags = listing(self.name)
-        changed = [uid for uid, tag in self._prompts.items() if (now := self.tags.get(uid)) is not None and now != tag]
+        before, self.tags = self.tags, listing(self.name)
+        tags = self.tags
+        changed = [
+            uid for uid, group in self.groups.items() if group.tag is not None and _differs(tags, uid, group.tag)
+        ]
         for uid in changed:
-            self._take_prompt(uid, self.tags[uid])
-        again = [key for key, tag in self._strange.items() if self.tags.get(key, tag) != tag]
-        new = [key for key in self.tags if not (key in self._rows or key in self._prompts or key in self._strange)]
+            self._take_prompt(uid, tags[uid])
+        again = [key for key, tag in self._strange.items() if _differs(tags, key, tag)]
+        new = [key for key in tags if key not in before]
         touched: dict[str, None] = dict.fromkeys(changed)
         for key in (*again, *new):
-            if (touches := self._take(key, self.tags[key])) is not None:
+            if (touches := self._take(key, tags[key])) is not None:
                 touched[touches] = None
-        removed = self._drop_gone(touched)
-        found = [uid for uid in touched if self.groups[uid].tag is not None]
+        removed = []
+        if len(before) + len(new) > len(tags):
+            removed = [key for key in before if key not in tags and self._drop(key, touched)]
+        found = [uid for uid in touched if uid in self.groups and self.groups[uid].tag is not None]
         return Changes(self._in_order(found), removed)
 
     def _take(self, key: str, tag: Any) -> str | None:
-        """Take in a new key; the group that it changes, if it does."""
+        """Take in a key that is new; the group that it changes, if it does."""
         self._strange.pop(key, None)
         if not isinstance(tag, Mapping):
             self._pass_over(key, tag, f"its tag is {type(tag).__name__}")
@@ -98,14 +100,12 @@ class Partition:
         except BadInput as error:
             self._pass_over(key, tag, str(error))
             return None
-        self._rows[key] = uid, place
         group = self.groups.setdefault(uid, Listed())
         group.rows[place] = key
         # Nobody needs to know of the trajectories of a group that hasn't ended.
         return uid if group.ended else None
 
     def _take_prompt(self, uid: str, tag: Any) -> None:
-        self._prompts[uid] = tag
         self.groups.setdefault(uid, Listed()).tag = tag if isinstance(tag, Mapping) else {}
 
     def _pass_over(self, key: str, tag: Any, problem: str) -> None:
@@ -113,35 +113,28 @@ class Partition:
             log.warning("a key of TransferQueue is passed over", partition=self.name, key=key, problem=problem)
         self._strange[key] = tag
 
-    def _drop_gone(self, touched: dict[str, None]) -> list[str]:
-        """Forget what isn't listed any more; the groups whose prompt isn't."""
-        if len(self.tags) == len(self._prompts) + len(self._rows) + len(self._strange):
-            return []
-        for key in [key for key in self._strange if key not in self.tags]:
+    def _drop(self, key: str, touched: dict[str, None]) -> bool:
+        """Forget a key that isn't listed any more; True if it was a prompt's."""
+        if key in self._strange:
             del self._strange[key]
-        for key in [key for key in self._rows if key not in self.tags]:
-            uid, place = self._rows.pop(key)
+            return False
+        uid, group = key, self.groups.get(key)
+        was_prompt = group is not None and group.tag is not None
+        if group is not None and was_prompt:
+            group.tag = None
+        else:
+            uid, place = self._split(key)
             group = self.groups[uid]
             if group.rows.get(place) == key:
                 del group.rows[place]
-            if group.tag is not None:
-                touched[uid] = None
-            elif not group.rows:
-                del self.groups[uid]
-        removed = [uid for uid in self._prompts if uid not in self.tags]
-        for uid in removed:
-            del self._prompts[uid]
-            touched.pop(uid, None)
-            self.groups[uid].tag = None
-            if not self.groups[uid].rows:
-                del self.groups[uid]
-        for uid in [uid for uid in touched if uid not in self.groups]:
-            del touched[uid]
-        return removed
+            touched[uid] = None
+        if group.tag is None and not group.rows:
+            del self.groups[uid]
+        return was_prompt
 
     def listed(self) -> list[str]:
         """Groups whose prompt is listed."""
-        return self._in_order([uid for uid in self._prompts if uid in self.tags])
+        return self._in_order([uid for uid in self.tags if uid in self.groups and self.groups[uid].tag is not None])
 
     def _in_order(self, uids: list[str]) -> list[str]:
         return list(set(uids)) if self._unordered else uids
@@ -207,6 +200,12 @@ def transfer_queue() -> Any:
     import transfer_queue
 
     return transfer_queue
+
+
+def _differs(tags: Mapping[str, Any], key: str, tag: Any) -> bool:
+    """Whether a key is listed with another tag."""
+    now = tags.get(key, tag)
+    return bool(now is not tag and now != tag)
 
 
 def _split_right(key: str) -> tuple[str, Place]:
