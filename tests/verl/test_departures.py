@@ -113,6 +113,16 @@ def test_a_finished_group_without_a_trajectory_leaves_its_place_empty_in_sync_mo
     assert queue.take(make_each(), 2)[0] == ["a"]
 
 
+def test_with_a_filter_it_is_replaced_in_sync_mode_too(make: Make, queue: Queue, verl_classes: Any) -> None:
+    """It stops verl."""
+    settings = {"filter_groups_metric": "acc", "train_batch_size": 1, "refill_fn": Refiller(queue)}
+    queue.group("empty", "finished")
+    with pytest.raises(RuntimeError, match="empty"):
+        queue.take(theirs(verl_classes, **settings), 1)
+
+    assert queue.take(make(**settings), 1)[0] == ["refill0"]
+
+
 def test_a_session_without_a_trajectory_is_no_failure(make_each: Make, queue: Queue) -> None:
     """It is counted as one that finished with none, unless the rules say otherwise."""
     queue.group("short", "finished", 0.0, None)
