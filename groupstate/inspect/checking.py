@@ -48,12 +48,13 @@ class Checked:
     def verdict(self) -> str:
         beside = ((self.snapshots, "snapshot"), (self.waypoints, "waypoint"))
         snapshots = "".join(f", {counted(count, thing)}" for count, thing in beside if count)
+        events = counted(self.events, "event")
         if self.first_seq > 1:
             return (
-                f"{counted(self.events, 'event')} from {self.first_seq} on{snapshots}: they replay, and nothing is wrong "
-                "with that. The events before them are gone, so the other invariants can't be counted"
+                f"{events} from {self.first_seq} on{snapshots}: they replay, and nothing is wrong with that. "
+                "The events before them are gone, so the other invariants can't be counted"
             )
-        return f"{counted(self.events, 'event')}{snapshots}, {self.invariants} invariants: nothing is wrong"
+        return f"{events}{snapshots}, {self.invariants} invariants: nothing is wrong"
 
 
 def checked(path: str | os.PathLike[str]) -> Checked:
