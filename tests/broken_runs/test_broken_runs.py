@@ -230,3 +230,5 @@ def test_what_replays_the_whole_log_refuses_it_and_names_the_event(command: list
     assert (result.exit_code, result.stdout) == (2, "")
     assert "event 17 (BatchSampled) can't follow what the log says before it: group 'g2' is sampled" in result.stderr
     assert "`groupstate check` lists everything" in result.stderr
+    assert "`groupstate show RUN --at 16` how it stood before" in result.stderr
+    assert call("show", DOUBLE, "--at", "16").exit_code == 0
