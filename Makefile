@@ -19,7 +19,7 @@ SHELL = /bin/sh
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
 
-QUICK = not long and not crash and not vllm
+QUICK = not long and not crash and not vllm and not verl
 PARALLEL = --numprocesses=$(JOBS) --dist=worksteal
 GATED = groupstate/core/*,groupstate/log/*,groupstate/runtime/*
 SOURCES = $(shell find groupstate -name '*.py') groupstate/py.typed pyproject.toml README.md
@@ -74,7 +74,7 @@ $(PYTHONS:%=test-python-%): test-python-%:
 	else \
 		$(MAKE) -s --no-print-directory .venv-$*/.installed && \
 		echo "Testing on Python $*" && \
-		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK)' $(PYTEST_ARGS); \
+		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) --hypothesis-profile=few -m '$(QUICK)' $(PYTEST_ARGS); \
 	fi
 
 .PHONY: test-long
@@ -93,6 +93,10 @@ test-vllm: .venv-vllm/.installed ## the tests on real vLLM, in an environment of
 test-vllm-long: .venv-vllm/.installed ## 2,000 sessions on real vLLM
 	@.venv-vllm/bin/python -m pytest --no-header -m 'vllm and long' --timeout=3600 -o faulthandler_timeout=3600 \
 		$(PYTEST_ARGS) tests/vllm
+
+.PHONY: test-verl
+test-verl: .venv-verl/.installed ## the tests on real verl and TransferQueue, in an environment of its own of 1.3 GB
+	@.venv-verl/bin/python -m pytest --no-header -m verl $(PYTEST_ARGS) tests/verl
 
 .PHONY: mutants
 mutants: .venv-mutants/.installed ## change the core in small ways: a test must fail for each; hours for all of it
@@ -148,6 +152,15 @@ clean: ## remove environments, caches and build products
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts -r requirements/vllm-test.txt
 	@.venv-vllm/bin/pip install -qq --no-deps -r requirements/no-deps.txt
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts $(package) --editable .
+	@touch $@
+
+.venv-verl/.installed: $(PINS) requirements/verl.txt requirements/verl-test.txt requirements/torch.txt pyproject.toml \
+		.cache/torch
+	@tools/make-venv .venv-verl $(PYTHON)
+	@$(call install,.venv-verl,$(TORCH))
+	@.venv-verl/bin/pip install -qq --no-deps -r requirements/verl.txt
+	@.venv-verl/bin/pip install -qq --no-warn-conflicts -r requirements/verl-test.txt
+	@.venv-verl/bin/pip install -qq --no-warn-conflicts $(package) --editable .
 	@touch $@
 
 .venv-mutants/.installed: $(PINS) requirements/test.txt requirements/mutants.txt

@@ -30,12 +30,14 @@ from benchmarks import (
     telemetry,
     trajectory,
     travel,
+    verl_buffer,
     versus,
 )
 from benchmarks.measure import Result, hardware
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
+HAS_VERL = all(importlib.util.find_spec(name) is not None for name in ("verl", "transfer_queue"))
 
 Benchmarks = dict[str, list[Callable[[], Awaitable[Result | list[Result]]]]]
 
@@ -65,6 +67,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "telemetry": [lambda: telemetry.measure(folder)],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
+        **({"verl": [lambda: verl_buffer.measure(folder)]} if HAS_VERL else {}),
     }
 
 

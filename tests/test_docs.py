@@ -1,7 +1,7 @@
 """The documentation is true: its examples run, its settings load, its commands exist, its links lead somewhere.
 
 A block is left out only by a comment in front of it that says why: `<!-- not run: needs a GPU -->`. Those that need
-vLLM are run by `tests/vllm/test_docs.py`.
+vLLM are run by `tests/vllm/test_docs.py`, those that need verl by `tests/verl/test_docs.py`.
 
 | block     | what is checked                                                                            |
 |-----------|--------------------------------------------------------------------------------------------|

@@ -119,6 +119,13 @@ MONITORING_FILES = {
 }
 """Where these may be imported; the files are themselves imported on demand, by users alone."""
 
+STACKS = {
+    "integrations/verl/queue.py": ("transfer_queue",),
+}
+"""What an integration integrates with: imported inside functions of these files, and nowhere else."""
+
+STACK_PACKAGES = ("transfer_queue", "ray", "verl", "omegaconf", "tensordict")
+
 TEST_LIBRARIES = ("hypothesis", "pytest", "pytest_asyncio")
 
 TEST_LIBRARY_UNITS = (
@@ -170,7 +177,7 @@ def violations(files: dict[str, str]) -> list[str]:
     for path in sorted(files):
         tree = ast.parse(files[path])
         imports = list(imports_of(path, tree))
-        for check in (_layer, _purity, _torch, _vllm, _httpx, _monitoring, _test_libraries, _safety):
+        for check in (_layer, _purity, _torch, _vllm, _httpx, _stacks, _monitoring, _test_libraries, _safety):
             found += [sentence for item in imports if (sentence := check(path, item, files))]
         found += [*_impure_calls(path, tree), *_loose_tasks(path, tree)]
     return list(dict.fromkeys(found))
@@ -272,6 +279,16 @@ def _httpx(path: str, item: Import, files: dict[str, str]) -> str | None:
     brings = item.name.startswith(tuple(_module(unit.rstrip("/")) for unit in HTTPX_UNITS))
     if brings and item.at_import_time and not path.startswith(HTTPX_UNITS):
         return f"importing groupstate must not bring in httpx, but {path} imports {item.name} at its top"
+    return None
+
+
+def _stacks(path: str, item: Import, files: dict[str, str]) -> str | None:
+    if item.root not in STACK_PACKAGES:
+        return None
+    if item.root not in STACKS.get(path, ()):
+        return f"what is integrated with stays in {', '.join(STACKS)}, but {path} imports {item.root}"
+    if item.at_import_time:
+        return f"an integration must be importable without what it integrates with, but {path} imports {item.root}"
     return None
 
 
@@ -377,6 +394,23 @@ def test_the_walls_stand() -> None:
             "batch.py",
             "import torch",
             "importing groupstate must not bring in torch, but batch.py imports torch at its top",
+        ),
+        (
+            "integrations/verl/run.py",
+            "import ray",
+            "what is integrated with stays in integrations/verl/queue.py, but integrations/verl/run.py imports ray",
+        ),
+        (
+            "integrations/verl/queue.py",
+            "import transfer_queue as tq",
+            "an integration must be importable without what it integrates with, but integrations/verl/queue.py imports "
+            "transfer_queue",
+        ),
+        (
+            "runtime/run.py",
+            "from groupstate.integrations.verl import ReplayBuffer",
+            "imports point inward, but runtime/run.py imports groupstate.integrations.verl.ReplayBuffer: runtime may "
+            "import tensors, batch, log, engines, logs, core, errors, version",
         ),
         (
             "runtime/run.py",

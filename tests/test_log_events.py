@@ -16,21 +16,24 @@ WHO = {"group", "session", "attempt", "seq"}
 COUNTS = {
     *("count", "credit", "evicted", "lag", "lineage", "open_groups", "position", "reported", "requeued", "retried"),
     *("servers_left", "submitted", "torn_bytes", "versions", "weight_version", "engine_version", "run_version"),
-    *("deadline_s", "keys"),
+    *("deadline_s", "dropped_count", "failed_count", "finished", "groups", "keys", "logged_count", "queued"),
 }
 NAMES = {
-    "call",
-    "dataset",
-    "kind",
-    "known",
-    "path",
-    "reason",
-    "reasons",
-    "result",
-    "selection",
-    "signal",
-    "source",
-    "url",
+    *(
+        "call",
+        "dataset",
+        "kind",
+        "known",
+        "path",
+        "reason",
+        "reasons",
+        "result",
+        "selection",
+        "signal",
+        "source",
+        "url",
+    ),
+    *("instead", "key", "log", "option", "other", "partition", "tracker", "version"),
 }
 TEXTS = {"consequence", "error", "explanation", "help", "problem", "text", "value"}
 """May hold what a session, a prompt or a server said: only in warnings and errors."""

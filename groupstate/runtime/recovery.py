@@ -56,6 +56,14 @@ class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise BadMark(f"not a checkpoint mark: {error}") from error
 
 
+def mark(ledger: Ledger, name: str = "") -> CheckpointMark:
+    """Mark this place in the log."""
+    book = ledger.book
+    number, version, lineage = book.last_mark + 1, book.weight_version, book.lineage
+    seq = ledger.record(ev.CheckpointMarked(number, version, lineage, name))
+    return CheckpointMark(run_id=book.run_id, mark=number, seq=seq, weight_version=version, lineage=lineage, name=name)
+
+
 def load(ledger: Ledger) -> None:
     """Fold the log into the ledger's book, from its newest snapshot on that can be read, if there is one.
 

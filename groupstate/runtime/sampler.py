@@ -36,6 +36,8 @@ class Sampler:
         self._engine = engine
         self._ledger = controller.ledger
         self._book: Book = controller.book
+        self.given: list[Callable[[Batch], None]] = []
+        """Called with each batch before its sampler has it; they take note and never raise."""
 
     async def sample(
         self,
@@ -72,6 +74,8 @@ class Sampler:
         while True:
             batch = await self._claimed(batch_size, partition, patience, wanted)
             if batch is not None:
+                for observer in self.given:
+                    observer(batch)
                 return batch
 
     async def _claimed(
