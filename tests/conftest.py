@@ -17,6 +17,8 @@ OPTIONAL = {
     "httpx": r"httpx\b|groupstate\.engines(?:\.| import )(?:openai|http)\b",
     "pyarrow": r"pyarrow\b",
     "matplotlib": r"matplotlib\b",
+    "prometheus_client": r"prometheus_client\b|groupstate\.integrations\.prometheus\b",
+    "opentelemetry": r"opentelemetry\b|groupstate\.integrations\.(?:opentelemetry|spans)\b",
     "reasoning_gym": r"reasoning_gym\b|groupstate\.demo\b",
 }
 """Package -> what brings it in when it stands after a top-level `import` or `from`."""

@@ -113,6 +113,12 @@ HTTPX_FILE = "engines/http/client.py"
 HTTPX_UNITS = ("engines/http/", "engines/openai.py")
 """Files that may import that one at their top, and are themselves imported on demand."""
 
+MONITORING_FILES = {
+    "prometheus_client": ("integrations/prometheus.py",),
+    "opentelemetry": ("integrations/opentelemetry.py", "integrations/spans.py"),
+}
+"""Where these may be imported; the files are themselves imported on demand, by users alone."""
+
 STACKS = {
     "integrations/verl/queue.py": ("transfer_queue",),
 }
@@ -171,7 +177,7 @@ def violations(files: dict[str, str]) -> list[str]:
     for path in sorted(files):
         tree = ast.parse(files[path])
         imports = list(imports_of(path, tree))
-        for check in (_layer, _purity, _torch, _vllm, _httpx, _stacks, _test_libraries, _safety):
+        for check in (_layer, _purity, _torch, _vllm, _httpx, _stacks, _monitoring, _test_libraries, _safety):
             found += [sentence for item in imports if (sentence := check(path, item, files))]
         found += [*_impure_calls(path, tree), *_loose_tasks(path, tree)]
     return list(dict.fromkeys(found))
@@ -283,6 +289,13 @@ def _stacks(path: str, item: Import, files: dict[str, str]) -> str | None:
         return f"what is integrated with stays in {', '.join(STACKS)}, but {path} imports {item.root}"
     if item.at_import_time:
         return f"an integration must be importable without what it integrates with, but {path} imports {item.root}"
+    return None
+
+
+def _monitoring(path: str, item: Import, files: dict[str, str]) -> str | None:
+    places = MONITORING_FILES.get(item.root, (path,))
+    if path not in places:
+        return f"{item.root} stays in {', '.join(places)}, but {path} imports it"
     return None
 
 
@@ -432,6 +445,11 @@ def test_the_walls_stand() -> None:
             "from groupstate.engines.openai import OpenAIEngine",
             "importing groupstate must not bring in httpx, but runtime/run.py imports "
             "groupstate.engines.openai.OpenAIEngine at its top",
+        ),
+        (
+            "runtime/run.py",
+            "def f():\n    import prometheus_client",
+            "prometheus_client stays in integrations/prometheus.py, but runtime/run.py imports it",
         ),
         (
             "simulate/faults.py",

@@ -9,27 +9,31 @@ from structlog.testing import capture_logs
 from groupstate import RetryableError, Rules, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.errors import SampleError
+from groupstate.testing.notation import Story
 from tools.log_events import PART, Said, calls, said
 
 WHO = {"group", "session", "attempt", "seq"}
 COUNTS = {
     *("count", "credit", "evicted", "lag", "lineage", "open_groups", "position", "reported", "requeued", "retried"),
     *("servers_left", "submitted", "torn_bytes", "versions", "weight_version", "engine_version", "run_version"),
-    *("deadline_s", "keys"),
+    *("deadline_s", "dropped_count", "failed_count", "finished", "groups", "keys", "logged_count", "queued"),
 }
 NAMES = {
-    "call",
-    "dataset",
-    "kind",
-    "known",
-    "path",
-    "reason",
-    "reasons",
-    "result",
-    "selection",
-    "signal",
-    "source",
-    "url",
+    *(
+        "call",
+        "dataset",
+        "kind",
+        "known",
+        "path",
+        "reason",
+        "reasons",
+        "result",
+        "selection",
+        "signal",
+        "source",
+        "url",
+    ),
+    *("instead", "key", "log", "option", "other", "partition", "tracker", "version"),
 }
 TEXTS = {"consequence", "error", "explanation", "help", "problem", "text", "value"}
 """May hold what a session, a prompt or a server said: only in warnings and errors."""
@@ -114,3 +118,15 @@ async def test_what_is_said_of_a_run_in_which_much_fails_says_who_and_nothing_pr
             assert isinstance(event, kinds[entry["event"]])
             assert event.group_id == entry["group"]
             assert "session" not in entry or (event.session, event.attempt) == (entry["session"], entry["attempt"])
+
+
+def test_a_failed_session_that_ends_its_group_says_its_own_event() -> None:
+    story = Story().tell("submit a/1", "start a")
+    try:
+        with capture_logs() as heard:
+            story.tell("fail a")
+    finally:
+        structlog.reset_defaults()
+
+    (entry,) = heard
+    assert (entry["event"], entry["seq"], story.book.last_seq) == ("session failed", 4, 5)

@@ -1,8 +1,8 @@
 """Counts what a run records, for a monitoring system that asks from another thread, at any moment.
 
-Rule 1: of an event that most are, nothing is done; what the book counts by itself is read there. Recording notices no
-more than that somebody looks at the kind of each event, and at the sessions of a group that ends.
-Rule 2: one thread writes, the one that records. Whoever reads changes nothing, and takes only what he read between two
+Rule 1: for the start and the end of a session, which most events are, nothing is done, and what the book counts by
+itself is read there. So recording pays for a look at the sessions of a group that ends, and for little else.
+Rule 2: one thread counts, the one that records, without a lock. Whoever reads takes only what he read between two
 steps: counts and gauges belong to the same event, and never to the middle of a step.
 Rule 3: counts begin with the watching; gauges come from the book.
 """
@@ -41,6 +41,7 @@ T = TypeVar("T")
 log = Logger("groupstate.metrics")
 
 LOOSE_MAX: Final = 1_024
+"""Durations that wait to be sorted into their histogram."""
 
 TRIES_MAX: Final = 50
 """Looks at a run that is in the middle of a step. A step takes microseconds; so many take a run that is broken."""
@@ -171,16 +172,9 @@ class Figures:
         )
         book = self.ledger.book
         self._first_seq = book.last_seq
-        self._seen: Callable[[], int]
-        """The last event that was seen."""
         self._first = _from_book(book)
         """What the book counts by itself, since before this began."""
-        self._retried = {
-            (group.group_id, number)
-            for group in book.in_phase(Phase.RUNNING)
-            for number, session in enumerate(group.sessions)
-            if session.state == "waiting" and session.started_at_ns
-        }
+        self._retried: set[tuple[str, int]] = set()
         """Sessions that wait for another attempt: in the book they still have the times of the one before."""
         self._known: dict[str, tuple[int, int, int]] = {}
         """Of live groups the last event, open attempts and tokens, as they were read last."""
@@ -195,56 +189,30 @@ class Figures:
         self._parts = {name: _Part() for name in PARTITIONS}
         self._fenced = _zeros(get_args(ev.FenceReason))
         self._told = False
-        self.observe = self._observer()
-        self.ledger.observers.append(self.observe)
+        self.ledger.listen(self._note, _COUNTED)
+        for group in book.in_phase(Phase.RUNNING):
+            for number, session in enumerate(group.sessions):
+                if session.state == "waiting" and session.started_at_ns:
+                    self._await_start((group.group_id, number))
         self._latest = self._reading(self._first_seq)
 
     def detach(self) -> None:
         """Count no more. Call it in the thread that records; a second time does nothing."""
-        if self.observe in self.ledger.observers:
-            self.ledger.observers.remove(self.observe)
+        self.ledger.unlisten(self._note, _COUNTED)
+        self.ledger.unlisten(self._note_start, (ev.SessionStarted,))
 
     # Counting ----------------------------------------------------------------------------------------
 
-    def _observer(self) -> Callable[[ev.Record], None]:
-        """What the ledger calls for each event. A closure, since looking up attributes would take as long again."""
-        started, finished, group_finished = ev.SessionStarted, ev.SessionFinished, ev.GroupFinished
-        counted, retried, parts, before = _COUNTED, self._retried, self._parts, self.ledger.book.before
-        asked, loose_max = self._asked, LOOSE_MAX
-        seen = self._first_seq
+    def _note(self, record: ev.Record) -> None:
+        _COUNTED[type(record.event)](self, record.event, record.at_ns)
+        if self._asked:
+            self._answer()
 
-        def observe(record: ev.Record) -> None:
-            nonlocal seen
-            event = record.event
-            kind = type(event)
-            # Most events are one of these two, and need nothing: the end of their group has it all.
-            if kind is finished:
-                pass
-            elif kind is started:
-                if retried:
-                    retried.discard((event.group_id, event.session))  # type: ignore[union-attr]
-            elif kind is group_finished:
-                group = before(event)  # type: ignore[arg-type]
-                if group is not None and group.finished_count == group.size:
-                    # As most groups end. Before the event its sessions are not packed yet.
-                    part = parts[group.partition]
-                    part.whole += 1
-                    loose = part.finished.loose
-                    loose += [session.ended_at_ns - session.started_at_ns for session in group.sessions]
-                    if len(loose) > loose_max:
-                        part.finished.tidy()
-                else:
-                    self._finished(event, record.at_ns)  # type: ignore[arg-type]
-                if asked:
-                    self._answer()
-            elif kind in counted:
-                counted[kind](self, event, record.at_ns)
-                if asked:
-                    self._answer()
-            seen = record.seq
-
-        self._seen = lambda: seen
-        return observe
+    def _note_start(self, record: ev.Record) -> None:
+        event: Any = record.event
+        self._retried.discard((event.group_id, event.session))
+        if not self._retried:
+            self.ledger.unlisten(self._note_start, (ev.SessionStarted,))
 
     def _session_failed(self, event: ev.SessionFailed, at_ns: int) -> None:
         group, key = self.ledger.book.groups[event.group_id], (event.group_id, event.session)
@@ -255,16 +223,31 @@ class Figures:
             part.failed.take(at_ns - began)
         self._retried.discard(key)
         if event.retry_in_s is not None:
-            self._retried.add(key)
+            self._await_start(key)
+
+    def _await_start(self, key: tuple[str, int]) -> None:
+        if not self._retried:
+            self.ledger.listen(self._note_start, (ev.SessionStarted,))
+        self._retried.add(key)
 
     def _finished(self, event: ev.GroupFinished, at_ns: int) -> None:
-        self._ended(event, "partial" if event.partial else "finished")
+        # As it was before, its sessions are not packed yet.
+        group = self.ledger.book.before(event)
+        if group is None or group.finished_count < group.size:
+            self._ended(event, "partial" if event.partial else "finished")
+            return
+        # As most groups end.
+        part = self._parts[group.partition]
+        part.whole += 1
+        loose = part.finished.loose
+        loose += [session.ended_at_ns - session.started_at_ns for session in group.sessions]
+        if len(loose) > LOOSE_MAX:
+            part.finished.tidy()
 
     def _failed(self, event: ev.GroupFailed, at_ns: int) -> None:
         self._ended(event, "cancelled" if event.cancelled else "failed")
 
     def _ended(self, event: ev.GroupFinished | ev.GroupFailed, outcome: str) -> None:
-        # As it was before, its sessions are not packed yet.
         group = self.ledger.book.before(event) or self.ledger.book.groups[event.group_id]
         part = self._parts[group.partition]
         part.ended[outcome] += 1
@@ -278,8 +261,6 @@ class Figures:
         part.fates["requeued"] += _tokens(before)
         if before.terminal is None:
             _note_durations(before, part)
-        if self._retried:
-            self._retried.difference_update([key for key in self._retried if key[0] == event.group_id])
 
     def _fence(self, event: ev.ResultFenced, at_ns: int) -> None:
         self._fenced[event.reason] += 1
@@ -353,10 +334,10 @@ class Figures:
 
     def _whole(self) -> Reading | None:
         """The numbers of now; None while a step is being taken in."""
-        event_log, book = self.ledger.log, self.ledger.book
-        # What is posted is applied next and seen here last, so all three are equal only between two steps.
+        event_log = self.ledger.log
+        # What is posted is done next, so both are equal only between two steps.
         seq = event_log.last_seq
-        if book.last_seq != seq or self._seen() != seq:
+        if self.ledger.whole_seq != seq:
             return None
         reading = self._reading(seq)
         return reading if event_log.last_seq == seq else None

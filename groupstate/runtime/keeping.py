@@ -68,12 +68,11 @@ class Keeping:
             self._last_seq = self._log.snapshot_seq
             self._waypoint_seq = self._log.waypoint_seq
             self._log.on_snapshot = _told
-            ledger.observers.append(self._note)
+            ledger.listen(self._note, (ev.CheckpointMarked, ev.RunClosed))
             ledger.after_step = self._look
 
     def _note(self, record: ev.Record) -> None:
-        if isinstance(record.event, (ev.CheckpointMarked, ev.RunClosed)):
-            self._resting = True
+        self._resting = True
 
     def _look(self) -> None:
         """A step of the ledger is done. Is it time?"""

@@ -59,6 +59,10 @@ class Ledger:
         self.book = Book()
         self.observers: list[Observer] = []
         """Called after each record was applied; they take note and never record."""
+        self.listeners: dict[type[ev.Event], tuple[Observer, ...]] = {}
+        """The same for events of one kind, after the observers: who asks for few kinds costs the others nothing."""
+        self.whole_seq = 0
+        """The last event of the last step of which all is done: applied, and told to observers and listeners."""
         self.after_step: Callable[[], None] = lambda: None
         """Called once all that `record` wrote is applied."""
         self.settle: Callable[[], None] = lambda: None
@@ -98,16 +102,29 @@ class Ledger:
 
     def apply(self, records: Iterable[ev.Record]) -> None:
         """Take records that are in the log already into the book."""
-        apply, observers = self.book.apply, self.observers
+        apply, observers, listeners = self.book.apply, self.observers, self.listeners
         for record in records:
             apply(record)
             if self.endings and isinstance(record.event, ev.GroupFinished | ev.GroupFailed | ev.GroupRequeued):
                 self.endings.pop(record.event.group_id, None)
             for observer in observers:
                 observer(record)
+            for listener in listeners.get(type(record.event), ()):
+                listener(record)
         if self.book.released:
             self.log.payloads.free(self.book.released)
             self.book.released = []
+        self.whole_seq = self.book.last_seq
+
+    def listen(self, listener: Observer, kinds: Iterable[type[ev.Event]]) -> None:
+        """Call `listener` for each event of these kinds from here on."""
+        for kind in kinds:
+            self.listeners[kind] = (*self.listeners.get(kind, ()), listener)
+
+    def unlisten(self, listener: Observer, kinds: Iterable[type[ev.Event]]) -> None:
+        """Call it no more; where it wasn't called nothing changes."""
+        for kind in kinds:
+            self.listeners[kind] = tuple(each for each in self.listeners.get(kind, ()) if each != listener)
 
     # Sessions ----------------------------------------------------------------------------------------
 

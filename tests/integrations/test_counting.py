@@ -110,6 +110,31 @@ def test_an_attempt_that_never_began_has_no_duration() -> None:
     assert total(figures, "groupstate_session_failures") == {("train", "error"): 1, ("train", "cancelled"): 2}
 
 
+def test_each_attempt_that_failed_has_a_duration_of_its_own() -> None:
+    story = Story(rules=Rules(attempts_max=3), controlled=False).tell("submit a/1", "start a", "wait 2")
+    story.tell("fail a error retryable")
+    figures = Figures(story)
+
+    story.tell("wait 100", "start a", "wait 5", "fail a error retryable", "wait 100", "start a", "wait 7", "fail a")
+
+    failed = figures.read().values["groupstate_session_seconds"]["train", "failed"]
+    assert isinstance(failed, Distribution)
+    assert (failed.count, failed.total) == (2, 12.0)
+
+
+def test_a_failed_group_that_starts_over_is_counted_once() -> None:
+    story = Story()
+    figures = Figures(story)
+
+    story.tell("submit a/2", "start a", "wait 3", "finish a.0 reward=1", "fail a.1", "requeue a")
+
+    finished = figures.read().values["groupstate_session_seconds"]["train", "finished"]
+    assert isinstance(finished, Distribution)
+    assert (finished.count, finished.total) == (1, 3.0)
+    assert total(figures, "groupstate_groups_ended") == {("train", "failed"): 1}
+    assert total(figures, "groupstate_groups_requeued") == {("train",): 1}
+
+
 def test_a_clock_that_is_set_back_lowers_no_sum() -> None:
     story = Story().tell("submit a/1", "start a")
     figures = Figures(story)
@@ -154,7 +179,7 @@ def test_detached_it_counts_no_more() -> None:
 
     story.tell("submit a/1")
 
-    assert story.ledger.observers.count(figures.observe) == 0
+    assert not any(story.ledger.listeners.values())
 
 
 def test_a_run_that_is_stuck_in_a_step_gives_the_last_whole_numbers(
@@ -171,6 +196,56 @@ def test_a_run_that_is_stuck_in_a_step_gives_the_last_whole_numbers(
 
     assert [figures.read().seq, figures.read().seq] == [3, 3]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_numbers_between_which_something_happened_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "ANSWER_S", 0.0)
+    story = Story().tell("submit a/1")
+    figures = Figures(story)
+    meanwhile = ["submit b/1"]
+
+    def disturbed(partition: str) -> int:
+        if meanwhile:
+            story.tell(meanwhile.pop())
+        return 0
+
+    figures._count_sampleable = disturbed
+
+    reading = figures.read()
+    assert reading.seq == story.book.last_seq
+    assert reading.values["groupstate_groups_in_flight"]["train",] == 2
+
+
+def test_a_reading_by_the_recording_thread_waits_for_the_end_of_the_step() -> None:
+    """The last session's end and its group's are one step."""
+    story = Story().tell("submit a/1", "start a")
+    figures, asked = Figures(story), counting._Asked()
+    figures._asked.append(asked)
+
+    story.tell("fail a")
+
+    assert asked.reading is not None
+    assert asked.reading.seq == story.book.last_seq
+    assert asked.reading.values["groupstate_groups_ended"]["train", "failed"] == 1
+
+
+def test_what_goes_wrong_in_a_reading_is_no_matter_of_recording(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(counting, "ANSWER_S", 0.0)
+    story = Story()
+    figures, asked = Figures(story), counting._Asked()
+
+    def broken(partition: str) -> int:
+        raise KeyError("an index that is torn")
+
+    figures._count_sampleable = broken
+    figures._asked.append(asked)
+    story.tell("submit a/1", "start a", "fail a")
+
+    assert isinstance(asked.problem, KeyError)
+    assert figures.read().seq == 1
+    assert "an index that is torn" in caplog.text
 
 
 def test_another_thread_reads_whole_numbers_while_events_are_recorded() -> None:

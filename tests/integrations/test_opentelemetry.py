@@ -5,15 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from groupstate import RetryableError, Rules, Trajectory, open_run, sync
-from groupstate.core import events as ev
-from groupstate.errors import BadSettings
-from groupstate.integrations.figures import METRICS
-from groupstate.testing.notation import START_NS, Story
-
-pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk isn't installed")
-
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -21,8 +12,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, get_current_span
 
+from groupstate import RetryableError, Rules, Trajectory, open_run, sync
+from groupstate.core import events as ev
+from groupstate.errors import BadSettings
+from groupstate.integrations.figures import METRICS
 from groupstate.integrations.opentelemetry import OpenTelemetry
 from groupstate.integrations.spans import Spans
+from groupstate.testing.notation import START_NS, Story
 
 SECRET = "what only the prompt knows"
 
@@ -112,6 +108,16 @@ def test_an_eviction_of_a_group_that_finished_is_no_error(exported: Exported) ->
 
     (group,) = exported.named("group")
     assert group.status.status_code is StatusCode.UNSET
+
+
+def test_a_session_that_was_not_needed_any_more_is_no_error(exported: Exported) -> None:
+    story = Story()
+    Spans(story, exported.provider, "r")
+
+    story.tell("submit a/2", "start a", "finish a.0 reward=1", "fail a.1 spare")
+
+    _, spare = exported.named("session")
+    assert (attributes(spare)["reason"], spare.status.status_code) == ("spare", StatusCode.UNSET)
 
 
 def test_each_attempt_has_a_span_and_one_that_never_began_has_none(exported: Exported) -> None:
@@ -275,6 +281,11 @@ async def test_runs_of_one_provider_do_not_collide(meters: Any, tmp_path: Path) 
             with pytest.raises(BadSettings, match="run 'first' already"):
                 OpenTelemetry(second, meter_provider=provider, label="first")
         assert set(points(reader)["groupstate.events"]) == {("first",)}
+        with OpenTelemetry(second, meter_provider=provider, label="second"):
+            second.submit("b")
+            assert points(reader)["groupstate.groups_in_flight"]["second", "train"] == 1
+        with OpenTelemetry(first, meter_provider=provider, label="second"):
+            assert points(reader)["groupstate.events"]["second",] == 0
         telemetry.close()
         telemetry.close()
     assert points(reader) == {}

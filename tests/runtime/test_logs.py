@@ -109,13 +109,14 @@ def test_asked_for_as_text_it_is_a_line_with_time_and_logger(stream):
 
 
 def test_asked_again_the_latest_holds_and_nothing_is_shown_twice(stream, caplog):
-    logs.configure(json=True, stream=io.StringIO())
+    before = io.StringIO()
+    logs.configure(json=True, stream=before)
     logs.configure(level="warning", stream=stream)
 
     log.info("quiet")
     log.warning("loud")
 
-    assert len(stream.getvalue().splitlines()) == 1
+    assert (len(stream.getvalue().splitlines()), before.getvalue()) == (1, "")
     assert caplog.records == []
     logs.unconfigure()
     logs.unconfigure()
