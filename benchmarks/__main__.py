@@ -27,6 +27,7 @@ from benchmarks import (
     sessions,
     simulated,
     statistics,
+    trackers,
     trajectory,
     travel,
     versus,
@@ -61,6 +62,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "report": [lambda: page.measure(folder)],
         "view": [lambda: page.measure_view(folder)],
         "simulated": [simulated.measure],
+        "trackers": [lambda: trackers.measure(folder)],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
     }
@@ -94,6 +96,7 @@ def quick(folder: Path) -> Benchmarks:
         "report": [lambda: page.measure(folder, groups=640, repetitions=3)],
         "view": [lambda: page.measure_view(folder, batches=4, repetitions=1)],
         "simulated": [lambda: simulated.measure(hours=0.02, repetitions=1)],
+        "trackers": [lambda: trackers.measure(folder, steps=4, compared=2)],
         **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }
 
