@@ -130,6 +130,14 @@ def old_wandb(folder: str) -> None:
     tracker.finish(0)
 
 
+def examples_of_the_page(folder: str) -> None:
+    """All of them in order, those that need packages too."""
+    from tests.test_docs import ROOT, blocks, run_python
+
+    page = [block for block in blocks(ROOT / "docs" / "integrations" / "trackers.md") if block.kind == "python"]
+    run_python(page, {"__name__": "__main__"})
+
+
 # Reading back ----------------------------------------------------------------------------------------
 
 
@@ -261,6 +269,7 @@ JOBS = {
         used_by_hand,
         gone_on_with,
         old_wandb,
+        examples_of_the_page,
         read_back,
         read_wandb,
         read_mlflow,
