@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "batch": f"tensors {CORE}",
     "tensors": f"batch {CORE}",  # for the type checker alone: batch.py hands itself over
     "inspect": MIDDLE,
-    "integrations": MIDDLE,
+    "integrations": f"runtime {MIDDLE}",
     "runtime": MIDDLE,
     "sync": "runtime",
     "collect": OUTER,
