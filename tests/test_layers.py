@@ -123,6 +123,9 @@ TEST_LIBRARY_UNITS = (
 )
 """Where hypothesis and pytest may be imported; these are themselves imported on demand."""
 
+STACKS = {"trl": "integrations/trl.py"}
+"""Packages of other stacks, each imported in one file, inside functions: whoever has another stack lacks it."""
+
 UNSAFE = ["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"]
 """Opening data with these runs code from the data."""
 
@@ -130,6 +133,7 @@ LOOSE_TASKS = {
     "engines/tasks.py": "weights that are being loaded, and the search for a server that is down, outlive the call",
     "testing/contracts/engine.py": "a test looks at a request that is under way, and may cancel it at any moment",
     "testing/contracts/log.py": "a test looks at somebody who waits, and may cancel him",
+    "integrations/slime.py": "slime calls a function for each batch, and the run outlives the call that opened it",
     "runtime/rollout.py": "a task group would wait for ever for a session that ignores its cancellation",
     "runtime/run.py": "a run must close to the end, whoever is cancelled while he waits for it",
     "runtime/siblings.py": "a task group for each group of sessions costs more than all else that a session does",
@@ -164,7 +168,7 @@ def violations(files: dict[str, str]) -> list[str]:
     for path in sorted(files):
         tree = ast.parse(files[path])
         imports = list(imports_of(path, tree))
-        for check in (_layer, _purity, _torch, _vllm, _httpx, _test_libraries, _safety):
+        for check in (_layer, _purity, _torch, _vllm, _httpx, _stacks, _test_libraries, _safety):
             found += [sentence for item in imports if (sentence := check(path, item, files))]
         found += [*_impure_calls(path, tree), *_loose_tasks(path, tree)]
     return list(dict.fromkeys(found))
@@ -267,6 +271,13 @@ def _httpx(path: str, item: Import, files: dict[str, str]) -> str | None:
     if brings and item.at_import_time and not path.startswith(HTTPX_UNITS):
         return f"importing groupstate must not bring in httpx, but {path} imports {item.name} at its top"
     return None
+
+
+def _stacks(path: str, item: Import, files: dict[str, str]) -> str | None:
+    file = STACKS.get(item.root)
+    if file is None or (path == file and not item.at_import_time):
+        return None
+    return f"{item.root} is imported inside functions of {file} alone, but {path} imports it"
 
 
 def _test_libraries(path: str, item: Import, files: dict[str, str]) -> str | None:
@@ -398,6 +409,16 @@ def test_the_walls_stand() -> None:
             "from groupstate.engines.openai import OpenAIEngine",
             "importing groupstate must not bring in httpx, but runtime/run.py imports "
             "groupstate.engines.openai.OpenAIEngine at its top",
+        ),
+        (
+            "integrations/trl.py",
+            "import trl",
+            "trl is imported inside functions of integrations/trl.py alone, but integrations/trl.py imports it",
+        ),
+        (
+            "runtime/run.py",
+            "def f():\n    from trl.experimental import async_grpo",
+            "trl is imported inside functions of integrations/trl.py alone, but runtime/run.py imports it",
         ),
         (
             "simulate/faults.py",
