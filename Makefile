@@ -95,7 +95,7 @@ test-vllm-long: .venv-vllm/.installed ## 2,000 sessions on real vLLM
 		$(PYTEST_ARGS) tests/vllm
 
 .PHONY: test-stacks
-test-stacks: .venv-stacks/.installed ## the tests on real TRL, in an environment of its own of 1.2 GB; no GPU needed
+test-stacks: .venv-stacks/.installed ## the tests on real TRL and miles, in an environment of their own of 1.6 GB; no GPU needed
 	@.venv-stacks/bin/python -m pytest --no-header -m stacks $(PYTEST_ARGS) tests/stacks
 
 .PHONY: mutants

@@ -59,7 +59,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Qwen2 with that tokenizer."""
+    """A tiny random Qwen2 of that vocabulary."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("model")
@@ -68,5 +68,12 @@ def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
         num_key_value_heads=2, max_position_embeddings=64, eos_token_id=1, pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
     Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Apart from the model: beside a Qwen2 it would be loaded as one of Qwen2's, whatever it says of itself."""
+    folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
     return folder
