@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 TESTED = "1.16.0"
 """The version of trl that the tests run."""
 
+BY_THE_TRAINER = "the trainer's own"
+"""What an engine is given as weights: a name, which can be given again to a server whose connection was lost."""
+
 MARK_FILE = "groupstate_mark.json"
 
 NOT_STARTED = "the rollout worker isn't started: the trainer does it when it begins to train, and stops it at the end"
@@ -214,7 +217,7 @@ class RolloutWorker:
         self._version = model_version
         if self._run is None:
             return
-        weights = None if self._engine is None else dict[str, Any]()
+        weights = None if self._engine is None else BY_THE_TRAINER
         self.call(self._run.publish_weights, model_version + self._ahead, weights)
         self._publications += 1
         while self._handed and self._handed[0][1] + PUBLICATIONS_TO_COMMIT <= self._publications:
@@ -360,7 +363,7 @@ def _was_begun(path: Any) -> bool:
 async def _tell(engine: Engine | None, weight_version: int) -> None:
     """Tell an engine which version its weights have, which came to it another way."""
     if engine is not None and engine.weight_version < weight_version:
-        await engine.publish_weights({}, weight_version)
+        await engine.publish_weights(BY_THE_TRAINER, weight_version)
 
 
 def checkpoint_mark(checkpoint: str | Path) -> CheckpointMark:

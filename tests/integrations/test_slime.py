@@ -16,6 +16,9 @@ from groupstate.integrations import slime
 from groupstate.integrations.slime import RolloutFunction
 from groupstate.log.reading import read_log
 from tests.integrations.slime_stand_in import DataSource, Sample, Slime, Status, arguments, by_place, installed
+from tests.test_docs import blocks
+
+PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "slime.md"
 
 ASYNC = {"mode": "async", "lag_max": 1}
 
@@ -322,6 +325,23 @@ def test_without_a_table_the_run_is_kept_in_memory(stage: Staged) -> None:
     output = staged.function(arguments(), 0, staged.source)
 
     assert len(output.samples) == 2
+
+
+def test_the_settings_on_the_page_are_taken() -> None:
+    yaml = pytest.importorskip("yaml")
+    (text,) = [block.text for block in blocks(PAGE) if block.kind == "yaml"]
+    args = arguments(**yaml.safe_load(text))
+
+    settings = slime.settings_of(args)
+    rules = slime.checked_rules(args, settings["rules"])
+    assert settings["path"] == "runs/slime"
+    assert (rules.mode, rules.lag_max, rules.filter_metric, rules.batch_size) == ("async", 1, "reward", 2)
+
+
+def test_every_setting_of_the_table_is_on_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    assert [name for name in slime.OPTIONS if f"`{name}`" not in page] == []
 
 
 def test_a_package_that_is_missing_or_another_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from groupstate import PerBatch, Rules, SessionContext, Trajectory
 from groupstate.core import events as ev
 from groupstate.core.invariants import violations
 from groupstate.engines.scripted import ScriptedEngine
-from groupstate.errors import BadMark, BadSettings
+from groupstate.errors import BadSettings
 from groupstate.integrations.trl import RolloutWorker, chat_session, checkpoint_mark
 from groupstate.log.reading import read_log
 
@@ -260,11 +260,6 @@ def test_a_run_goes_back_to_the_mark_beside_a_checkpoint(trainer: Trainer, tmp_p
     assert mark.name == "checkpoint-2"
     assert rewound.mark == mark.mark
     assert max(event.weight_version for event in kinds(events, ev.WeightsPublished)) == mark.weight_version + 2
-
-
-def test_a_checkpoint_without_a_mark_is_told_by_name(tmp_path: Path) -> None:
-    with pytest.raises(BadMark, match=r"has no groupstate_mark.json; .*worker.callback\(\)"):
-        checkpoint_mark(tmp_path)
 
 
 def test_an_error_of_the_run_reaches_the_trainer(trainer: Trainer, tmp_path: Path) -> None:
