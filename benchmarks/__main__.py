@@ -28,6 +28,7 @@ from benchmarks import (
     simulated,
     statistics,
     telemetry,
+    trackers,
     trajectory,
     travel,
     verl_buffer,
@@ -65,6 +66,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "view": [lambda: page.measure_view(folder)],
         "simulated": [simulated.measure],
         "telemetry": [lambda: telemetry.measure(folder)],
+        "trackers": [lambda: trackers.measure(folder)],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
         **({"verl": [lambda: verl_buffer.measure(folder)]} if HAS_VERL else {}),
@@ -100,6 +102,7 @@ def quick(folder: Path) -> Benchmarks:
         "view": [lambda: page.measure_view(folder, batches=4, repetitions=1)],
         "simulated": [lambda: simulated.measure(hours=0.02, repetitions=1)],
         "telemetry": [lambda: telemetry.measure(folder, live=3, lives=3, repetitions=3)],
+        "trackers": [lambda: trackers.measure(folder, steps=4, compared=2)],
         **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }
 

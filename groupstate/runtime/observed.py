@@ -147,7 +147,7 @@ class StatusFeed:
         *,
         group_size: int,
         weight_version: int | None = None,
-        resume: Callable[[Book], CheckpointMark | None] = lambda book: None,
+        resume: Callable[[Ledger], CheckpointMark | None] = lambda ledger: None,
         steps: Steps | None = None,
         snapshot_events: int = EVENTS_PER_SNAPSHOT,
         clock_ns: Callable[[], int] = time.time_ns,
@@ -155,8 +155,8 @@ class StatusFeed:
         """A feed on a log, which is new or is gone on with.
 
         Args:
-            resume: says which mark to go back to, from the book of a log that is gone on with; None for none. The
-                mark's weight version then counts, in place of `weight_version`.
+            resume: says which mark to go back to in a log that is gone on with; None for none. The mark's weight
+                version then counts, in place of `weight_version`. It may commit batches that would come back.
             steps: what the log was given as `later`.
             snapshot_events: events between two snapshots, which make beginning again quick; written on this thread.
         """
@@ -171,7 +171,7 @@ class StatusFeed:
             recovery.start(ledger, run_id=run_id, weight_version=weight_version or 0, seed=0)
         else:
             torn_bytes = getattr(event_log, "torn_bytes", 0)
-            mark = resume(ledger.book)
+            mark = resume(ledger)
             version = weight_version if mark is None else None
             recovery.recover(ledger, torn_bytes=torn_bytes, weight_version=version, resume_at=mark)
             feed.controller.rejudge()
@@ -375,13 +375,17 @@ class StatusFeed:
         group = self.book.groups.get(group_id)
         if group is None:
             return
-        if not group.in_flight:
+        if group.in_flight:
+            log.warning("a group in flight was removed outside", group=group_id)
+            for number, session in enumerate(group.sessions):
+                if session.state not in SETTLED:
+                    self.ledger.record(_failure(group, number, "lost", "its group was removed outside"))
+            group = self.book.groups[group_id]
+        else:
             self._damaged(group, "it was removed outside")
-            return
-        log.warning("a group in flight was removed outside", group=group_id)
-        for number, session in enumerate(group.sessions):
-            if session.state not in SETTLED:
-                self.ledger.record(_failure(group, number, "lost", "its group was removed outside"))
+        if group.partition == ev.VALIDATION and group.phase in TERMINAL:
+            # The rules evict none, so it leaves by a batch that nobody gets.
+            self.controller.discard([group])
 
     def _damaged(self, group: Group, text: str) -> None:
         """Trajectories of a group that could be sampled are gone: the rules evict it."""

@@ -27,6 +27,7 @@ NAMES = [
     "view",
     "simulated",
     "telemetry",
+    "trackers",
     *(["sessions"] if importlib.util.find_spec("torch") else []),
 ]
 

@@ -648,6 +648,18 @@ def test_what_changed_is_enough(outside: Make) -> None:
     assert out.feed.sampleable() == ["a"]
 
 
+def test_a_validation_group_that_is_removed_is_in_nobody_s_way(outside: Make) -> None:
+    out = outside().report("gone", "finished", 0.0, 1.0, partition="val").report("lost", "running", partition="val")
+    waiter = out.feed.ask(2, partition="val")
+    out.report("there", "finished", 0.0, 1.0, partition="val")
+    assert out.feed.answer(waiter).group_ids == ["gone", "there"]
+    out.feed.release(out.feed.answer(waiter))
+    out.remove("gone", "lost")
+
+    assert out.feed.sampleable(partition="val") == ["there"]
+    assert out.feed.sample_now(1, partition="val").group_ids == ["there"]
+
+
 def test_one_that_was_never_listed_may_be_named_as_removed(outside: Make) -> None:
     out = outside().report("a", "finished", 0.0, 1.0)
     out.feed.observe_changes({}, ["nobody"])
@@ -825,7 +837,7 @@ def test_a_run_goes_back_to_a_mark(outside: Make) -> None:
     out.feed.commit(out.feed.sample_now(1, weight_version=4))
     asked: list[Any] = []
     out.feed = StatusFeed.begin(
-        out.log, out.rules, group_size=2, weight_version=9, resume=lambda book: asked.append(book) or mark
+        out.log, out.rules, group_size=2, weight_version=9, resume=lambda ledger: asked.append(ledger.book) or mark
     )
 
     assert (out.feed.book.weight_version, out.phase("a"), out.phase("b")) == (3, "committed", "finished")

@@ -551,6 +551,27 @@ async def test_a_handler_that_was_there_goes_on_getting_its_signal():
     assert kept.codes == [143]
 
 
+async def test_signals_are_watched_again_while_trackers_finish_after_the_runs_own_handlers_went():
+    seen: list[Any] = []
+
+    def look() -> None:
+        assert held.reached.wait(60)
+        seen.append(signal.getsignal(signal.SIGTERM))
+        held.go.set()
+
+    held = Held("finish")
+    looking = threading.Thread(target=look)
+    looking.start()
+    before = signal.getsignal(signal.SIGTERM)
+    async with open_run(trackers=[held], close_on=["SIGTERM"]):
+        pass
+    looking.join()
+
+    assert before is signal.SIG_DFL
+    assert callable(seen[0])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @pytest.mark.usefixtures("handlers")
 async def test_a_handler_that_comes_later_is_left_alone():
     async def mine(number: int, frame: Any) -> None: ...

@@ -5,6 +5,7 @@ jobs as lines of JSON, and answers with lines of JSON; `tests/trackers/conftest.
 """
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -128,6 +129,14 @@ def old_wandb(folder: str) -> None:
     for step in range(3):
         tracker.log_table("values", ("step", "value"), [(step, 0.5)], step)
     tracker.finish(0)
+
+
+def examples_of_the_page(folder: str) -> None:
+    """All of them in order, those that need packages too."""
+    from tests.test_docs import ROOT, blocks, run_python
+
+    page = [block for block in blocks(ROOT / "docs" / "integrations" / "trackers.md") if block.kind == "python"]
+    run_python(page, {"__name__": "__main__"})
 
 
 # Reading back ----------------------------------------------------------------------------------------
@@ -261,6 +270,7 @@ JOBS = {
         used_by_hand,
         gone_on_with,
         old_wandb,
+        examples_of_the_page,
         read_back,
         read_wandb,
         read_mlflow,
@@ -284,6 +294,8 @@ def do(job: str, folder: str, arguments: list[str]) -> None:
     sys.stdout = sys.stderr
     if job.startswith("read"):
         say({"found": JOBS[job](Path(folder))})  # type: ignore[operator]
+        # There is nothing to put away, and to take the interpreter down costs more than the reading.
+        os._exit(0)
     else:
         JOBS[job](folder, *arguments)  # type: ignore[operator]
 
@@ -304,6 +316,8 @@ def main() -> None:
         # To make its tables takes MLflow longer than all else that is done here.
         mlflow.tracking.MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db").search_experiments()
         DATABASE = Path(folder, "mlflow.db").read_bytes()
+    # The children leave what was loaded alone, and so it stays shared.
+    gc.freeze()
     say({"imported": True})
     for line in sys.stdin:
         asked = json.loads(line)

@@ -185,6 +185,13 @@ def test_a_wandb_without_incremental_tables_says_so_once_and_sends_one_a_step(fo
     assert (tmp_path / "warnings.log").read_text().count("this wandb has no incremental tables") == 1
 
 
+def test_the_examples_of_the_page_run_with_every_tracker(forks: Forks, tmp_path: Path):
+    assert forks.done("examples_of_the_page", tmp_path) == 0, (tmp_path / "stderr.txt").read_text()
+
+    assert (tmp_path / "runs" / "two.jsonl").exists()
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
 # Without their packages ------------------------------------------------------------------------------
 
 

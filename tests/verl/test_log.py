@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner
+from omegaconf import OmegaConf
 
 from groupstate.cli import main
 from groupstate.core import events as ev
@@ -194,64 +196,138 @@ def test_a_run_goes_on_where_the_queue_is_new(make: Make, training: Queue, tmp_p
     assert {e.group_id: e.reasons for e in events(run, ev.GroupEvicted)} == {"a": ("damaged",), "b": ("empty",)}
 
 
+def kill(buffer: Any) -> None:
+    """Leave the log as a process that is killed does, but for its lock."""
+    buffer._closer.detach()
+    with pytest.raises(StopIteration):
+        buffer._runs["train"]._log.aclose().send(None)
+
+
+@attrs.define
+class Trainer:
+    """Trains steps, with verl's checkpoints in a folder."""
+
+    make: Make
+    training: Queue
+    folder: Path
+    buffer: Any = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "groupstate"
+
+    def begin(self) -> "Trainer":
+        tree = {"trainer": {"default_local_dir": str(self.folder), "v1": {"sampler": {"sampler_kwargs": {}}}}}
+        config = OmegaConf.create(tree)
+        self.buffer = self.make(**ASYNC, sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs)
+        return self
+
+    def train(self, step: int) -> list[str]:
+        """On a group of the step's own."""
+        self.training.group(f"g{step}", "finished", 0.0, stamp=step)
+        return self.sample(step)
+
+    def sample(self, step: int) -> list[str]:
+        return self.training.take(self.buffer, 1, global_steps=step)[0]
+
+    def save(self, step: int) -> None:
+        (self.folder / f"global_step_{step}").mkdir(parents=True)
+        (self.folder / f"global_step_{step}" / "data.pt").touch()
+
+    def end(self) -> None:
+        """The trainer and TransferQueue are gone."""
+        self.buffer.close()
+        self.training.clear()
+
+
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoints"
+def trainer(make: Make, training: Queue, tmp_path: Path) -> Trainer:
+    return Trainer(make, training, tmp_path / "checkpoints").begin()
 
 
-def trained(make: Make, training: Queue, checkpoints: Path, *, saved: tuple[int, ...]) -> tuple[Any, Path]:
-    """A run of three steps, of which the trainer saved these."""
-    from omegaconf import OmegaConf
-
-    config = OmegaConf.create(
-        {"trainer": {"default_local_dir": str(checkpoints), "v1": {"sampler": {"sampler_kwargs": {}}}}}
-    )
-
-    def begin() -> Any:
-        return make(**ASYNC, sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs)
-
-    buffer = begin()
-    for step in (1, 2, 3):
-        training.group(f"g{step}", "finished", 0.0, stamp=step)
-        training.take(buffer, 1, global_steps=step)
+def trained(trainer: Trainer, *saved: int) -> Trainer:
+    """Four steps, of which these were saved; then a trainer that starts again."""
+    for step in (1, 2, 3, 4):
+        trainer.train(step)
         if step in saved:
-            (checkpoints / f"global_step_{step}").mkdir(parents=True)
-            (checkpoints / f"global_step_{step}" / "data.pt").touch()
-    training.group("g4", "finished", 0.0, stamp=4)
-    training.take(buffer, 1, global_steps=4)
-    buffer.close()
-    training.clear()
-    return begin, checkpoints / "groupstate"
+            trainer.save(step)
+    trainer.end()
+    return trainer.begin()
 
 
-def test_a_trainer_that_goes_back_to_a_checkpoint_takes_the_log_with_it(
-    make: Make, training: Queue, checkpoints: Path
-) -> None:
-    begin, run = trained(make, training, checkpoints, saved=(2,))
+def test_a_trainer_that_goes_back_to_a_checkpoint_takes_the_log_with_it(trainer: Trainer) -> None:
+    trained(trainer, 2)
     # verl puts back what was listed at the checkpoint.
-    training.group("g3", "finished", 0.0, stamp=3)
-    again = begin()
+    trainer.training.group("g3", "finished", 0.0, stamp=3)
 
-    assert training.take(again, 1, global_steps=3)[0] == ["g3"]
-    again.close()
-    (rewound,) = events(run, ev.RunRewound)
+    assert trainer.sample(3) == ["g3"]
+    trainer.end()
+    (rewound,) = events(trainer.log, ev.RunRewound)
     assert rewound.weight_version == 2
-    assert [event.name for event in events(run, ev.CheckpointMarked)] == ["global_step_2"]
-    assert not (run.parent / "groupstate-2").exists()
+    assert [event.name for event in events(trainer.log, ev.CheckpointMarked)] == ["global_step_2"]
+    assert not (trainer.folder / "groupstate-2").exists()
 
 
-def test_without_a_mark_that_is_old_enough_another_log_is_begun(
-    make: Make, training: Queue, checkpoints: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    begin, run = trained(make, training, checkpoints, saved=())
-    training.group("g2", "finished", 0.0, stamp=2)
-    again = begin()
+def test_so_it_does_where_it_validates_first(trainer: Trainer) -> None:
+    trained(trainer, 2)
+    held_out = Queue("val")
+    held_out.group("v", "finished", 0.0)
+    trainer.training.group("g3", "finished", 0.0, stamp=3)
 
-    assert training.take(again, 1, global_steps=2)[0] == ["g2"]
-    assert again.log_path == f"{run}-2"
+    assert held_out.take(trainer.buffer, 1, global_steps=2)[0] == ["v"]
+    assert trainer.sample(3) == ["g3"]
+    held_out.clear()
+    trainer.end()
+    assert [event.weight_version for event in events(trainer.log, ev.RunRewound)] == [2]
+
+
+def test_without_a_mark_another_log_is_begun(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+    trained(trainer)
+    trainer.training.group("g2", "finished", 0.0, stamp=2)
+
+    assert trainer.sample(2) == ["g2"]
+    assert trainer.buffer.log_path == f"{trainer.log}-2"
     assert "another log is begun" in caplog.text
-    again.close()
-    assert [event.group_ids for event in events(Path(f"{run}-2"), ev.BatchSampled)] == [("g2",)]
+    trainer.end()
+    assert [event.group_ids for event in events(Path(f"{trainer.log}-2"), ev.BatchSampled)] == [("g2",)]
+
+
+def test_what_a_checkpoint_holds_was_trained_on(trainer: Trainer) -> None:
+    """The trainer was killed behind the checkpoint, and before it asked for more."""
+    trainer.train(1)
+    trainer.train(2)
+    trainer.save(2)
+    kill(trainer.buffer)
+    trainer.training.clear()
+    trainer.begin()
+
+    assert trainer.train(3) == ["g3"]
+    trainer.end()
+    assert [event.batch for event in events(trainer.log, ev.BatchCommitted)] == [1, 2]
+    assert events(trainer.log, ev.GroupEvicted) == []
+
+
+def test_a_trainer_that_ends_behind_a_checkpoint_has_trained_on_all(trainer: Trainer) -> None:
+    trainer.train(1)
+    trainer.save(1)
+    trainer.end()
+
+    assert [event.batch for event in events(trainer.log, ev.BatchCommitted)] == [1]
+    assert [event.name for event in events(trainer.log, ev.CheckpointMarked)] == ["global_step_1"]
+
+
+def test_a_validation_round_that_was_cut_off_is_in_nobody_s_way(trainer: Trainer) -> None:
+    held_out = Queue("val")
+    held_out.group("ended", "finished", 0.0)
+    held_out.group("flying", "running", 0.0)
+    assert trainer.buffer.get_sampleable_count(0, "val") == 1
+    kill(trainer.buffer)
+    held_out.clear()
+    trainer.begin()
+    held_out.group("next", "finished", 0.0)
+
+    assert held_out.take(trainer.buffer, 1)[0] == ["next"]
+    held_out.clear()
 
 
 # Killed --------------------------------------------------------------------------------------------------

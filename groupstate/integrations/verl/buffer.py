@@ -76,7 +76,7 @@ class ReplayBuffer:
         )
         self.poll_interval = self.options.poll_interval
         self._refill = refill_fn
-        self._runs = {TRAINING: VerlRun(self.options, refill_fn, log_path=self.options.log)}
+        self._runs = {TRAINING: VerlRun(self.options, refill_fn, training=TRAINING, log_path=self.options.log)}
         self._closer = weakref.finalize(self, _close, self._runs)
 
     @staticmethod
@@ -180,7 +180,7 @@ class ReplayBuffer:
         name = TRAINING if partition_id == VALIDATION else partition_id
         if name not in self._runs:
             beside = None if self.log_path is None else f"{self.log_path}-{re.sub('[^A-Za-z0-9.-]', '-', name)}"
-            self._runs[name] = VerlRun(self.options, self._refill, log_path=beside)
+            self._runs[name] = VerlRun(self.options, self._refill, training=name, log_path=beside)
         self._runs[name].begin(partition_id, int(global_steps))
         return self._runs[name]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import Book
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.errors import SampleError
 from groupstate.integrations.verl.metrics import Evictions
@@ -23,9 +22,10 @@ from groupstate.log.port import EventLog
 from groupstate.log.rundir import RunDir
 from groupstate.logs import Logger
 from groupstate.runtime.controller import Waiter
+from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.observed import Sampled, StatusFeed, Steps
 from groupstate.runtime.recovery import CheckpointMark
-from groupstate.runtime.reported import ENDED, Reported, ReportedRow
+from groupstate.runtime.reported import ENDED, Reported, ReportedRow, RowKey
 
 log = Logger("groupstate.verl")
 
@@ -49,9 +49,12 @@ class Taken:
 
 
 class VerlRun:
-    def __init__(self, options: Options, refill: Callable[[int], object] | None, *, log_path: str | None) -> None:
+    def __init__(
+        self, options: Options, refill: Callable[[int], object] | None, *, training: str, log_path: str | None
+    ) -> None:
         """
         Args:
+            training: the partition of training groups.
             refill: dispatches so many prompts.
             log_path: the run directory; None keeps the log in memory.
 
@@ -62,6 +65,7 @@ class VerlRun:
         self.rules = options.rules
         self.evictions = Evictions()
         self._refill = refill
+        self._training = training
         self._steps = Steps()
         self._path = log_path
         self._log = self._opened(log_path)
@@ -85,6 +89,8 @@ class VerlRun:
 
     def close(self) -> None:
         if self._feed is not None:
+            if self._saved():
+                self._commit_out()
             self._feed.close()
             self._feed = None
 
@@ -101,15 +107,17 @@ class VerlRun:
         """Take in the log, before the first look at a partition. The trainer says where it is."""
         if self._feed is not None:
             return
-        listed = self._partition(partition)
+        # A trainer that starts validates what it has, and trains the version after that.
+        done = weight_version if kind_of(partition) == ev.VALIDATION else weight_version - 1
+        self._feed = self._begun(weight_version, lambda ledger: self._resumed(ledger, done))
+        listed = self._partition(self._training)
         listed.look()
-        self._feed = self._begun(weight_version, lambda book: self._mark_for(book, listed, weight_version))
         lost = [uid for uid in listed.listed() if self._feed.book.departed.get(uid) is Phase.COMMITTED]
         if lost:
             self._begin_another(len(lost), weight_version)
         self.feed.ledger.observers.append(self.evictions.note)
 
-    def _begun(self, weight_version: int, resume: Callable[[Book], CheckpointMark | None]) -> StatusFeed:
+    def _begun(self, weight_version: int, resume: Callable[[Ledger], CheckpointMark | None]) -> StatusFeed:
         self._begun_anew = self._log.last_seq > 0
         return StatusFeed.begin(
             self._log,
@@ -120,22 +128,21 @@ class VerlRun:
             steps=self._steps,
         )
 
-    def _mark_for(self, book: Book, listed: Partition, weight_version: int) -> CheckpointMark | None:
-        """The mark that the trainer went back to: TransferQueue has groups again that were trained on behind it."""
-        if not any(book.departed.get(uid) is Phase.COMMITTED for uid in listed.listed()):
+    @staticmethod
+    def _resumed(ledger: Ledger, done: int) -> CheckpointMark | None:
+        """Bring a log to where the trainer is, which has trained on all up to a weight version and on nothing after
+        it: what it was given until then is committed, and what was committed after that isn't."""
+        book = ledger.book
+        for batch in sorted(book.batches):
+            out = book.batches[batch]
+            if out.partition == ev.TRAIN and out.weight_version <= done:
+                ledger.record(ev.BatchCommitted(batch))
+        if book.weight_version < done + 2:
             return None
-        found = [mark for mark in book.marks if mark.weight_version <= weight_version]
-        if not found:
-            return None
-        mark = found[-1]
-        return CheckpointMark(
-            run_id=book.run_id,
-            mark=mark.mark,
-            seq=mark.seq,
-            weight_version=mark.weight_version,
-            lineage=mark.lineage,
-            name=mark.name,
-        )
+        for mark in reversed(book.marks):
+            if mark.weight_version == done:
+                return CheckpointMark(run_id=book.run_id, **attrs.asdict(mark))
+        return None
 
     def _begin_another(self, count: int, weight_version: int) -> None:
         """The trainer went back behind what the log can go back to: what comes now is another run."""
@@ -153,7 +160,7 @@ class VerlRun:
         )
         self._path = path
         self._log = self._opened(path)
-        self._feed = self._begun(weight_version, lambda book: None)
+        self._feed = self._begun(weight_version, lambda ledger: None)
 
     # Looking -----------------------------------------------------------------------------------------
 
@@ -275,22 +282,26 @@ class VerlRun:
 
     def advance(self, weight_version: int) -> None:
         """The trainer is at this version: what it was given before is trained on."""
-        feed = self.feed
-        if weight_version > feed.book.weight_version:
-            for batch in self._out:
-                feed.commit(batch)
-            self._out.clear()
-            self._mark_checkpoint()
-        feed.publish(weight_version)
+        if weight_version > self.feed.book.weight_version:
+            self._commit_out()
+        self.feed.publish(weight_version)
 
-    def _mark_checkpoint(self) -> None:
-        """A mark, if verl saved a checkpoint of the version that is over."""
+    def _commit_out(self) -> None:
+        """The trainer is done with the current version; there is a mark if verl saved a checkpoint of it."""
+        for batch in self._out:
+            self.feed.commit(batch)
+        self._out.clear()
         book = self.feed.book
-        folder = f"{self.options.checkpoints}/global_step_{book.weight_version}"
-        if self.options.checkpoints is None or not os.path.exists(os.path.join(folder, "data.pt")):
-            return
-        if all(mark.weight_version != book.weight_version for mark in book.marks):
-            self.feed.mark(os.path.basename(folder))
+        if self._saved() and all(mark.weight_version != book.weight_version for mark in book.marks):
+            self.feed.mark(os.path.basename(self._checkpoint))
+
+    @property
+    def _checkpoint(self) -> str:
+        """Where verl keeps the checkpoint of the current version."""
+        return f"{self.options.checkpoints}/global_step_{self.feed.book.weight_version}"
+
+    def _saved(self) -> bool:
+        return self.options.checkpoints is not None and os.path.exists(os.path.join(self._checkpoint, "data.pt"))
 
     def act(self, name: str) -> bool:
         """Clear what was evicted and replace it; True if TransferQueue is worth another look at once."""
@@ -335,7 +346,7 @@ class VerlRun:
                 f"{len(sampled.groups)} failed groups were sampled and none has a trajectory; "
                 "trainer.v1.sampler.sync_refill_failed_groups=True replaces such groups"
             )
-        keys = [self._key_of(partition, row.group_id, (row.session, row.index)) for row in sampled.keys]
+        keys = [key for row in sampled.keys if (key := self._key_of(partition, row)) is not None]
         partition.clear(sampled.group_ids)
         for uid in sampled.group_ids:
             self._folded.pop(uid, None)
@@ -345,5 +356,8 @@ class VerlRun:
             self.feed.commit(sampled)
         return Taken(sampled, keys, [dict(partition.tags[key]) for key in keys])
 
-    def _key_of(self, partition: Partition, uid: str, place: Place) -> str:
-        return partition.groups[uid].rows[self._folded.get(uid, {}).get(place, place)]
+    def _key_of(self, partition: Partition, row: RowKey) -> str | None:
+        """A trajectory's key; None if somebody has taken it out, as can be in validation, where nothing is evicted."""
+        place = (row.session, row.index)
+        rows = partition.groups[row.group_id].rows
+        return rows.get(self._folded.get(row.group_id, {}).get(place, place))
