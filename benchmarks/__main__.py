@@ -27,6 +27,8 @@ from benchmarks import (
     sessions,
     simulated,
     statistics,
+    telemetry,
+    trackers,
     trajectory,
     travel,
     verl_buffer,
@@ -63,6 +65,8 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "report": [lambda: page.measure(folder)],
         "view": [lambda: page.measure_view(folder)],
         "simulated": [simulated.measure],
+        "telemetry": [lambda: telemetry.measure(folder)],
+        "trackers": [lambda: trackers.measure(folder)],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
         **({"verl": [lambda: verl_buffer.measure(folder)]} if HAS_VERL else {}),
@@ -97,6 +101,8 @@ def quick(folder: Path) -> Benchmarks:
         "report": [lambda: page.measure(folder, groups=640, repetitions=3)],
         "view": [lambda: page.measure_view(folder, batches=4, repetitions=1)],
         "simulated": [lambda: simulated.measure(hours=0.02, repetitions=1)],
+        "telemetry": [lambda: telemetry.measure(folder, live=3, lives=3, repetitions=3)],
+        "trackers": [lambda: trackers.measure(folder, steps=4, compared=2)],
         **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }
 

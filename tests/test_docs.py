@@ -33,7 +33,18 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 LINKED_PAGES = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 
-OPTIONAL_PACKAGES = {"torch", "httpx", "pyarrow", "duckdb", "matplotlib", "numpy", "yaml", "reasoning_gym"}
+OPTIONAL_PACKAGES = {
+    "torch",
+    "httpx",
+    "pyarrow",
+    "duckdb",
+    "matplotlib",
+    "numpy",
+    "yaml",
+    "reasoning_gym",
+    "prometheus_client",
+    "opentelemetry",
+}
 """Without these, a page that uses them is skipped. `make test` has them all."""
 
 FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*(\w*)")

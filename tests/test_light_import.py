@@ -19,6 +19,9 @@ HEAVY = {
     "pytest",
     "matplotlib",
     "reasoning_gym",
+    "wandb",
+    "mlflow",
+    "tensorboardX",
     "transfer_queue",
     "ray",
 }
@@ -35,7 +38,14 @@ def modules_after(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["groupstate", "groupstate.sync", "groupstate.testing", "groupstate.integrations.verl"]
+    "module",
+    [
+        "groupstate",
+        "groupstate.sync",
+        "groupstate.testing",
+        "groupstate.integrations.trackers",
+        "groupstate.integrations.verl",
+    ],
 )
 def test_importing_groupstate_brings_in_nothing_heavy(module: str) -> None:
     heavy = HEAVY & modules_after(f"import {module}")

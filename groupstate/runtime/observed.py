@@ -318,7 +318,13 @@ class StatusFeed:
         try:
             records = tuple(record_of_row(index, row, f"trajectory {index} {who}") for index, row in rows.items())
         except UnusableResult as error:
-            log.warning("a reported trajectory is unusable", group=group.group_id, session=number, error=str(error))
+            log.warning(
+                "a reported trajectory is unusable",
+                group=group.group_id,
+                session=number,
+                attempt=group.sessions[number].attempt,
+                error=str(error),
+            )
             return _failure(group, number, "refused", str(error))
         return ev.SessionFinished(group.group_id, number, group.sessions[number].attempt, records, observed=True)
 
@@ -329,7 +335,13 @@ class StatusFeed:
             raise
         except LogError as error:
             # Nothing was written: what got past the door can't be kept, and that is this session's failure alone.
-            log.warning("a reported session can't be kept", group=group.group_id, session=end.session, error=str(error))
+            log.warning(
+                "a reported session can't be kept",
+                group=group.group_id,
+                session=end.session,
+                attempt=end.attempt,
+                error=str(error),
+            )
             self.ledger.record(_failure(group, end.session, "refused", str(error)))
 
     def _after_end(self, group_id: str, group: Group | None, report: Reported, seen: _Seen) -> str:

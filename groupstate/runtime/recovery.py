@@ -166,7 +166,7 @@ def recover(
     running = [group.group_id for group in book.in_phase(Phase.RUNNING)]
     for group_id in running:
         ledger.record(ev.GroupRequeued(group_id, "recovery"))
-    log.info("run recovered", events=book.last_seq, torn_bytes=torn_bytes, requeued=len(running), lineage=lineage)
+    log.info("run recovered", seq=book.last_seq, torn_bytes=torn_bytes, requeued=len(running), lineage=lineage)
 
 
 def _evict_abandoned(ledger: Ledger, mark: CheckpointMark) -> None:

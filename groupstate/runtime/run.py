@@ -6,7 +6,7 @@ Rule 2: what a caller was told is durable first: batches, marks, commits.
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -45,6 +45,7 @@ from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.sampler import Sampler, check_partition
 from groupstate.runtime.session import describe
+from groupstate.runtime.tracking import TrackerState, Tracking
 from groupstate.runtime.turns import TrainerTurn
 from groupstate.runtime.validation import validated
 
@@ -85,6 +86,7 @@ class Run:
         """The block of `open_run` was left, so that nothing more comes from there."""
         self.final_mark: CheckpointMark | None = None
         """The mark that the closing made (`close(mark=True)`, `close_on`); None if it made none."""
+        self._tracking = Tracking()
         self._frontier: FrontierTracker | None = None
         self._rollout_scope = anyio.CancelScope()
         self._rollout_ended = anyio.Event()
@@ -149,7 +151,31 @@ class Run:
 
         return self.in_loop(look)
 
+    @property
+    def trackers(self) -> tuple[TrackerState, ...]:
+        """What became of the calls to each tracker, in their order."""
+        return self._tracking.states()
+
     # Driving -----------------------------------------------------------------------------------------
+
+    def track(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Send numbers of your own, such as a loss, to the run's trackers. Without trackers it only checks them.
+
+        Args:
+            metrics: one number by name, of whatever library.
+            step: None is the current weight version.
+
+        Raises:
+            BadInput: a name that is no string, a value that is no number, or a step that is none; nothing was sent.
+            RunIsClosed: the run is closed.
+        """
+        self.in_loop(lambda: self._tracking.track(metrics, step))
+
+    def _track_with(self, tracking: Tracking) -> None:
+        """Where batches are told, from now on."""
+        tracking.follow(self.book)
+        self._tracking = tracking
+        self._sampler.given.append(tracking.sampled)
 
     def submit(
         self,

@@ -153,7 +153,7 @@ def test_a_wait_in_which_nothing_happens_says_what_it_waits_for(
     waiting.ended()
 
     text = warnings(caplog)[0]
-    assert "sample() is stalled" in text
+    assert "a wait is stalled" in text
     assert "0 of 1 groups are sampleable" in text
     assert "'stuck' is running" in text
 

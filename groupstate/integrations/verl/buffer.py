@@ -220,7 +220,7 @@ class Patience:
             if left_s <= 0:
                 raise SampleTimeout(self._timeout_s, self._explained())
         if self._stall_s and now - self._quiet_since >= self._stall_s:
-            log.warning(f"{self._what} is stalled", explanation=str(self._explained()))
+            log.warning("a wait is stalled", call=self._what, explanation=str(self._explained()))
             self._quiet_since = now
         time.sleep(min(self._poll_s, left_s))
 

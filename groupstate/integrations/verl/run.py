@@ -208,7 +208,7 @@ class VerlRun:
         group = self.feed.book.groups.get(uid)
         if group is None or group.partition == kind:
             return True
-        log.warning("a uid is in two partitions; the later one is passed over", uid=uid, partition=kind)
+        log.warning("a uid is in two partitions; the later one is passed over", group=uid, partition=kind)
         return False
 
     def _report(self, partition: Partition, uid: str, kind: ev.Partition, metrics: dict[str, float]) -> Reported:
@@ -264,7 +264,7 @@ class VerlRun:
         free = max((index for session, index in fitting if session == most - 1), default=-1) + 1
         places = {(most - 1, free + number): place for number, place in enumerate(beyond)}
         if uid not in self._folded and most == size:
-            log.warning("a group has more sessions than the configured n; the log has them in the last one", uid=uid)
+            log.warning("a group has more sessions than the configured n; the log has them in the last one", group=uid)
         self._folded[uid] = places
         return fitting | {to: rows[place] for to, place in places.items()}
 
