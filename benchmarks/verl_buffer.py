@@ -30,8 +30,8 @@ FLAT_EACH = 4
 GROUPS_A_PUT = 128
 POLL_S = 0.05
 
-RATIO_MAX = 1.0
-"""Of what one sample takes, once what was listed at the beginning has been taken in."""
+RATIO_MAX = 1.5
+"""Of what a sample takes where nothing is new: both list the same, and one of them flushes a log."""
 
 Made = Callable[..., Any]
 

@@ -158,6 +158,15 @@ def test_a_wait_in_which_nothing_happens_says_what_it_waits_for(
     assert "'stuck' is running" in text
 
 
+def test_it_is_said_once_in_a_while(make: Make, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.group("stuck", "running")
+    buffer = make(sampler_kwargs={"stall_s": 5 * POLL_S, "timeout_s": 23 * POLL_S})
+    with pytest.raises(SampleTimeout):
+        queue.take(buffer, 1)
+
+    assert 1 <= len(warnings(caplog)) <= 4
+
+
 def test_with_a_switch_it_waits_in_silence(make: Make, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     queue.group("stuck", "running")
     buffer = make(sampler_kwargs={"stall_s": 0, "timeout_s": 10 * POLL_S})
@@ -235,9 +244,10 @@ def test_a_group_that_others_clear_is_no_group(make: Make, queue: Queue) -> None
     queue.group("a", "finished", 0.0)
     queue.group("b", "finished", 0.0)
     queue.group("c", "running")
+    queue.group("d", "finished", 0.0, 1.0)
     buffer = make(**ASYNC)
-    assert buffer.get_sampleable_count(0, queue.partition) == 2
-    queue.clear("a", "a_0_0", "c")
+    assert buffer.get_sampleable_count(0, queue.partition) == 3
+    queue.clear("a", "a_0_0", "c", "d_1_0")
 
     assert buffer.get_sampleable_count(0, queue.partition) == 1
     assert queue.take(buffer, 1)[0] == ["b"]
@@ -265,8 +275,10 @@ def test_a_failed_group_keeps_all_its_trajectories(make_each: Make, queue: Queue
 
 
 def test_a_failed_group_of_the_configured_n_does_too(make: Make, queue: Queue) -> None:
-    queue.group("failed", "failure", 0.0, 1.0)
+    queue.group("failed", "running")
     buffer = make(sampler_kwargs={"group_size": 2})
+    buffer.get_sampleable_count(0, queue.partition)
+    queue.group("failed", "failure", 0.0, 1.0)
     batch, _ = buffer.sample(global_steps=0, partition_id=queue.partition, batch_size=1)
 
     assert sorted(batch.keys) == ["failed_0_0", "failed_1_0"]

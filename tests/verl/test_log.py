@@ -21,6 +21,8 @@ from groupstate.core.invariants import violations
 from groupstate.errors import LogInUse
 from groupstate.integrations.verl import ReplayBuffer
 from groupstate.log.file import FileLog
+from groupstate.log.lock import Holder
+from groupstate.log.process import this_process
 from tests.verl.producing import Queue, Refiller, construct
 
 Make = Callable[..., Any]
@@ -144,6 +146,17 @@ def test_a_log_has_one_writer(make: Make, tmp_path: Path) -> None:
     make(sampler_kwargs={"log": str(tmp_path / "run")})
     with pytest.raises(LogInUse):
         make(sampler_kwargs={"log": str(tmp_path / "run")})
+
+
+def test_a_log_is_taken_from_another_host_on_demand(make: Make, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    make(sampler_kwargs={"log": str(run)}).close()
+    elsewhere = attrs.evolve(this_process(), host="elsewhere")
+    (run / "log" / "lock").write_bytes(Holder("other", elsewhere, 5_000_000_000).encode())
+    with pytest.raises(LogInUse, match="on host elsewhere"):
+        make(sampler_kwargs={"log": str(run)})
+
+    assert make(sampler_kwargs={"log": str(run), "take_over": True}).log_path == str(run)
 
 
 def test_a_buffer_that_is_forgotten_closes_its_log(tmp_path: Path, transfer_queue: Any) -> None:

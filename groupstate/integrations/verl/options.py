@@ -59,6 +59,8 @@ class Options:
     checkpoints: str | None = None
     """Where verl puts its checkpoints."""
     durability: FileDurability = "fsync"
+    take_over: bool = False
+    """Take the log from a writer on another host, of whom nobody here can tell whether it lives."""
     ties: Ties = "submission"
     """Order of groups of the same age that are first seen at the same time: as listed, or that of a set, as in verl."""
     uid_split: UidSplit = "right"
@@ -98,6 +100,7 @@ VERL_OPTIONS: Final = (
 OWN_OPTIONS: Final = (
     "log",
     "durability",
+    "take_over",
     "group_size",
     "val_group_size",
     "strict",
@@ -153,6 +156,7 @@ class _Reader:
             log=self._log(),
             checkpoints=self.tree.get("trainer.default_local_dir"),
             durability=self._one_of("durability", FileDurability, "fsync"),
+            take_over=self._truth("take_over"),
             ties=self._one_of("ties", Ties, "set" if self.strict else "submission"),
             uid_split=self._one_of("uid_split", UidSplit, "left" if self.strict else "right"),
             metrics=self._one_of("metrics", Metrics, "verl"),

@@ -100,8 +100,10 @@ class VerlRun:
         if path is None:
             log.info("no log directory is configured; the log is kept in memory", option="sampler_kwargs.log")
             return MemoryLog()
-        make = FileLog.open if os.path.lexists(RunDir.at(path).marker) else FileLog.create
-        return make(path, durability=self.options.durability, later=self._steps)
+        options = self.options
+        if os.path.lexists(RunDir.at(path).marker):
+            return FileLog.open(path, durability=options.durability, later=self._steps, take_over=options.take_over)
+        return FileLog.create(path, durability=options.durability, later=self._steps)
 
     def begin(self, partition: str, weight_version: int) -> None:
         """Take in the log, before the first look at a partition. The trainer says where it is."""
