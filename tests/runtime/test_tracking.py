@@ -488,7 +488,8 @@ def test_the_exit_code_says_how_it_ended(error: BaseException, number: int | Non
     assert exit_code_of(error, number, closed_on_purpose=on_purpose) == code
 
 
-async def test_finishing_twice_finishes_once():
+@pytest.mark.usefixtures("handlers")
+async def test_finishing_twice_finishes_once(warnings: Any):
     kept = Kept()
     tracking = Tracking([kept])
     await tracking.start()
@@ -498,6 +499,7 @@ async def test_finishing_twice_finishes_once():
 
     assert kept.logged == [({"loss": 1.0}, 0)]
     assert kept.codes == [143]
+    assert warnings() == []
     with pytest.raises(RunIsClosed, match="trackers are finished"):
         tracking.track({"loss": 1.0}, None)
 
@@ -548,6 +550,27 @@ async def test_a_handler_that_was_there_goes_on_getting_its_signal():
 
     assert came == [signal.SIGTERM]
     assert kept.codes == [143]
+
+
+async def test_signals_are_watched_again_while_trackers_finish_after_the_runs_own_handlers_went():
+    seen: list[Any] = []
+
+    def look() -> None:
+        assert held.reached.wait(60)
+        seen.append(signal.getsignal(signal.SIGTERM))
+        held.go.set()
+
+    held = Held("finish")
+    looking = threading.Thread(target=look)
+    looking.start()
+    before = signal.getsignal(signal.SIGTERM)
+    async with open_run(trackers=[held], close_on=["SIGTERM"]):
+        pass
+    looking.join()
+
+    assert before is signal.SIG_DFL
+    assert callable(seen[0])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.usefixtures("handlers")
