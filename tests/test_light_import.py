@@ -22,6 +22,8 @@ HEAVY = {
     "wandb",
     "mlflow",
     "tensorboardX",
+    "transfer_queue",
+    "ray",
 }
 
 MODULES_MAX = 450
@@ -36,7 +38,14 @@ def modules_after(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["groupstate", "groupstate.sync", "groupstate.testing", "groupstate.integrations.trackers"]
+    "module",
+    [
+        "groupstate",
+        "groupstate.sync",
+        "groupstate.testing",
+        "groupstate.integrations.trackers",
+        "groupstate.integrations.verl",
+    ],
 )
 def test_importing_groupstate_brings_in_nothing_heavy(module: str) -> None:
     heavy = HEAVY & modules_after(f"import {module}")

@@ -4,6 +4,7 @@ Rule: `engines/vllm.py` imports this file, and nobody else: there it is said wha
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import msgspec
 import vllm
@@ -78,7 +79,14 @@ def _need_readable(params: vllm.SamplingParams) -> None:
     Raises:
         TypeError, ValueError, MsgspecError: it can't.
     """
-    MsgpackDecoder(vllm.SamplingParams).decode(MsgpackEncoder().encode(params))
+    encoder, decoder = _wire()
+    decoder.decode(encoder.encode(params))
+
+
+@cache
+def _wire() -> tuple[MsgpackEncoder, MsgpackDecoder]:
+    """To make them takes longer than to use them."""
+    return MsgpackEncoder(), MsgpackDecoder(vllm.SamplingParams)
 
 
 def _tokens_for_seeds(llm: AsyncLLM) -> int:

@@ -1,1 +1,1 @@
-"""What joins a run to other people's software. Each is imported by name, on demand."""
+"""groupstate beside other systems, each imported only on demand and with an extra of its own."""

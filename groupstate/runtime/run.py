@@ -36,6 +36,7 @@ from groupstate.errors import (
 )
 from groupstate.log.space import LOOK_EVERY_NS, Space
 from groupstate.logs import Logger
+from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.handles import GroupHandle
@@ -442,18 +443,10 @@ class Run:
         """Mark this place in the log. Keep the mark beside the weights; `open_run(resume_at=mark)` goes back."""
         string("name", name)
         self._need_log("mark a checkpoint")
-        mark = self._mark(name)
+        mark = recovery.mark(self.ledger, name)
         self._controller.settle()
         await self.ledger.log.durable(mark.seq)
         return mark
-
-    def _mark(self, name: str) -> CheckpointMark:
-        book = self.book
-        number, version, lineage = book.last_mark + 1, book.weight_version, book.lineage
-        seq = self.ledger.record(ev.CheckpointMarked(number, version, lineage, name))
-        return CheckpointMark(
-            run_id=book.run_id, mark=number, seq=seq, weight_version=version, lineage=lineage, name=name
-        )
 
     async def close(self, reason: str = "closed", *, mark: bool = False) -> None:
         """Stop admitting, let sessions end within the grace, put the rest back, keep everything. Idempotent.
@@ -522,7 +515,7 @@ class Run:
         for group in list(self.book.in_phase(Phase.RUNNING)):
             self.ledger.record(ev.GroupRequeued(group.group_id, f"the run closed: {reason}"))
         if mark:
-            self.final_mark = self._mark(reason)
+            self.final_mark = recovery.mark(self.ledger, reason)
         self.ledger.record(ev.RunClosed(reason))
 
     def hurry(self) -> None:

@@ -272,7 +272,15 @@ class Tracking:
         """Say which trackers lack something."""
         for state in self.states():
             if not state.is_whole:
-                log.warning("a tracker did not get everything", **attrs.asdict(state))
+                log.warning(
+                    "a tracker did not get everything",
+                    tracker=state.name,
+                    logged_count=state.logged_count,
+                    failed_count=state.failed_count,
+                    dropped_count=state.dropped_count,
+                    finished=state.finished,
+                    error=state.first_error,
+                )
 
     # What is sent ------------------------------------------------------------------------------------
 
