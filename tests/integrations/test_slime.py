@@ -310,7 +310,7 @@ def test_a_run_that_can_not_be_opened_is_an_error_of_the_call(stage: Staged, tmp
     staged = stage()
     (tmp_path / "run").write_text("no folder")
 
-    with pytest.raises(LogError, match="can.t be made a run"):
+    with pytest.raises(LogError, match=r"can.t be made a run"):
         staged.generate(0)
 
 
@@ -329,7 +329,7 @@ def test_each_start_is_a_run_of_its_own(stage: Staged) -> None:
     staged = stage()
     staged.generate(0)
     staged.function.close()
-    staged.generate(7)
+    staged.generate(7, rules=ASYNC)
 
     assert kinds(staged.events(2), ev.BatchSampled)[0].weight_version == 7
     assert {event.weight_version for event in kinds(staged.events(2), ev.GroupSubmitted)} == {7}

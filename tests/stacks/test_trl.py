@@ -258,7 +258,7 @@ def test_rows_of_a_run_that_goes_on_have_the_trainers_versions(tmp_path: Path) -
         worker.start()
         worker.update_model_version(2)
         worker.update_model_version(3)
-        versions += [worker.rollout_buffer.get(timeout=30).model_version for _ in range(4)]
+        versions += [worker.rollout_buffer.get(timeout=30).model_version for _ in range(12)]
         worker.stop()
 
     assert min(versions) >= 1
