@@ -250,7 +250,7 @@ def test_a_worker_can_be_started_again(tmp_path: Path) -> None:
 
 def test_rows_of_a_run_that_goes_on_have_the_trainers_versions(tmp_path: Path) -> None:
     versions = []
-    for _ in range(2):
+    for count in (4, 12):
         worker = RolloutWorker(
             config(tmp_path), QUESTIONS, path=tmp_path / "run", rules=Rules(lag_max=1), session=scored
         )
@@ -258,7 +258,7 @@ def test_rows_of_a_run_that_goes_on_have_the_trainers_versions(tmp_path: Path) -
         worker.start()
         worker.update_model_version(2)
         worker.update_model_version(3)
-        versions += [worker.rollout_buffer.get(timeout=30).model_version for _ in range(12)]
+        versions += [worker.rollout_buffer.get(timeout=30).model_version for _ in range(count)]
         worker.stop()
 
     assert min(versions) >= 1
