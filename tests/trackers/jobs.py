@@ -34,7 +34,12 @@ def every_tracker(folder: Path) -> list[Tracker]:
     return [
         WandB(project="tests", mode="offline", dir=str(folder)),
         TensorBoard(folder / "tensorboard"),
-        MLflow("tests", run_name="one", tracking_uri=f"sqlite:///{folder}/mlflow.db"),
+        MLflow(
+            "tests",
+            run_name="one",
+            tracking_uri=f"sqlite:///{folder}/mlflow.db",
+            artifact_location=str(folder / "artifacts"),
+        ),
         JsonLines(folder / "metrics.jsonl"),
     ]
 
