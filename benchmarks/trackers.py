@@ -32,10 +32,14 @@ def backends(folder: Path) -> dict[str, Callable[[], Tracker]]:
     known: dict[str, tuple[str, Callable[[], Tracker]]] = {
         "JSON lines": ("json", lambda: JsonLines(folder / "metrics.jsonl")),
         "TensorBoard": ("tensorboardX", lambda: TensorBoard(folder / "tensorboard")),
-        "MLflow, a database file": ("mlflow", lambda: MLflow("benchmark", tracking_uri=f"sqlite:///{folder}/m.db")),
+        "MLflow, a database file": ("mlflow", lambda: mlflow_in(folder)),
         "W&B, offline": ("wandb", lambda: WandB(project="benchmark", mode="offline", dir=str(folder))),
     }
     return {name: make for name, (package, make) in known.items() if importlib.util.find_spec(package) is not None}
+
+
+def mlflow_in(folder: Path) -> MLflow:
+    return MLflow("benchmark", tracking_uri=f"sqlite:///{folder}/mlflow.db", artifact_location=f"{folder}/mlflow")
 
 
 async def measure(folder: Path, *, steps: int = 2_000, compared: int = 200) -> list[Result]:

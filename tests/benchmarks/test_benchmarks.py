@@ -46,6 +46,7 @@ def test_a_benchmark_runs_and_names_the_machine(name, tmp_path):
     assert f"disk of {tmp_path}" in done.stdout
     assert "median" in done.stdout
     assert list(tmp_path.iterdir()) == []
+    assert not (ROOT / "mlruns").exists()
 
 
 def test_an_unknown_benchmark_is_named():

@@ -34,7 +34,12 @@ def every_tracker(folder: Path) -> list[Tracker]:
     return [
         WandB(project="tests", mode="offline", dir=str(folder)),
         TensorBoard(folder / "tensorboard"),
-        MLflow("tests", run_name="one", tracking_uri=f"sqlite:///{folder}/mlflow.db"),
+        MLflow(
+            "tests",
+            run_name="one",
+            tracking_uri=f"sqlite:///{folder}/mlflow.db",
+            artifact_location=str(folder / "artifacts"),
+        ),
         JsonLines(folder / "metrics.jsonl"),
     ]
 
@@ -321,12 +326,18 @@ def main() -> None:
     say({"imported": True})
     for line in sys.stdin:
         asked = json.loads(line)
+        told, tell = os.pipe()
         child = os.fork()
         if child == 0:
+            # What it answers comes after its number.
+            os.read(told, 1)
             sys.stdin.close()
             do(**asked)
             return
         say({"process": child})
+        os.write(tell, b".")
+        os.close(told)
+        os.close(tell)
         _, status = os.waitpid(child, 0)
         say({"code": os.waitstatus_to_exitcode(status)})
 

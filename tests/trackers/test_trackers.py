@@ -41,6 +41,8 @@ def assert_all_ended(found: dict[str, Any], code: int) -> None:
 def success(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("success")
     assert forks.done("async_run", folder, "success") == 0
+    assert (folder / "artifacts").exists()
+    assert not (folder / "mlruns").exists()
     found: dict[str, Any] = forks.read(folder)
     return found
 

@@ -29,6 +29,7 @@ class MLflow:
         *,
         run_name: str | None = None,
         tracking_uri: str | None = None,
+        artifact_location: str | None = None,
         run_id: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
@@ -37,6 +38,8 @@ class MLflow:
             experiment: made if it isn't there.
             run_name: None lets MLflow make one up.
             tracking_uri: such as `http://host:5000` or `sqlite:///mlflow.db`; None is MLflow's own choice.
+            artifact_location: where a new experiment keeps the files of tables, such as a folder; None is MLflow's own
+                choice, which with a database file is `./mlruns`.
             run_id: go on with this run in place of a new one.
             tags: of a new run.
 
@@ -48,6 +51,7 @@ class MLflow:
         self._experiment = experiment
         self._run_name = run_name
         self._tracking_uri = tracking_uri
+        self._artifact_location = artifact_location
         self._tags = dict(tags or {})
         self._client: Any = None
         self._parts: dict[str, _Part] = {}
@@ -59,9 +63,14 @@ class MLflow:
         if self.run_id is not None:
             self._client.update_run(self.run_id, status="RUNNING")
             return
+        run = self._client.create_run(self._experiment_id(), run_name=self._run_name, tags=self._tags)
+        self.run_id = run.info.run_id
+
+    def _experiment_id(self) -> str:
         known = self._client.get_experiment_by_name(self._experiment)
-        experiment_id = self._client.create_experiment(self._experiment) if known is None else known.experiment_id
-        self.run_id = self._client.create_run(experiment_id, run_name=self._run_name, tags=self._tags).info.run_id
+        if known is not None:
+            return str(known.experiment_id)
+        return str(self._client.create_experiment(self._experiment, artifact_location=self._artifact_location))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         client, now_ms = self._open(), time.time_ns() // 1_000_000
