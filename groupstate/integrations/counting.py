@@ -210,9 +210,7 @@ class Figures:
 
     def _note_start(self, record: ev.Record) -> None:
         event: Any = record.event
-        self._retried.discard((event.group_id, event.session))
-        if not self._retried:
-            self.ledger.unlisten(self._note_start, (ev.SessionStarted,))
+        self._await_no_start((event.group_id, event.session))
 
     def _session_failed(self, event: ev.SessionFailed, at_ns: int) -> None:
         group, key = self.ledger.book.groups[event.group_id], (event.group_id, event.session)
@@ -221,9 +219,15 @@ class Figures:
         began = 0 if key in self._retried else group.sessions[event.session].started_at_ns
         if began:
             part.failed.take(at_ns - began)
-        self._retried.discard(key)
+        self._await_no_start(key)
         if event.retry_in_s is not None:
             self._await_start(key)
+
+    def _await_no_start(self, key: tuple[str, int]) -> None:
+        if key in self._retried:
+            self._retried.remove(key)
+            if not self._retried:
+                self.ledger.unlisten(self._note_start, (ev.SessionStarted,))
 
     def _await_start(self, key: tuple[str, int]) -> None:
         if not self._retried:

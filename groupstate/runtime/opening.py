@@ -161,10 +161,12 @@ async def open_run(
         run._compare_engine()
         run._track_with(tracking)
     except BaseException as error:
-        if event_log is not None:
-            with anyio.CancelScope(shield=True):
-                await event_log.aclose()
-        await tracking.finish(exit_code_of(error, tracking.signal))
+        try:
+            if event_log is not None:
+                with anyio.CancelScope(shield=True):
+                    await event_log.aclose()
+        finally:
+            await tracking.finish(exit_code_of(error, tracking.signal))
         raise
     try:
         async with _running(run, signals):

@@ -201,7 +201,7 @@ class Tracking:
         """Start every tracker.
 
         Raises:
-            Whatever the first one raised that couldn't start; those that could are finished.
+            Whatever the first one raised that couldn't start; `finish` is due all the same, for those that could.
         """
         if not self._threads:
             return
@@ -209,12 +209,8 @@ class Tracking:
         self._watch.install()
         for thread in self._threads:
             thread.start()
-        try:
-            for thread in self._threads:
-                await asyncio.shield(asyncio.wrap_future(thread.started))
-        except BaseException:
-            await self.finish(FAILED)
-            raise
+        for thread in self._threads:
+            await asyncio.shield(asyncio.wrap_future(thread.started))
 
     def follow(self, book: Book) -> None:
         """Whose status is sent along with batches."""

@@ -69,8 +69,12 @@ class RolloutFnTrainOutput:
 
 
 class GenerateState:
+    """One for all calls, as slime's singleton."""
+
     def __init__(self, args: Any) -> None:
-        self.sampling_params = {"temperature": args.rollout_temperature, "max_new_tokens": 8}
+        self.sampling_params = vars(args).setdefault(
+            "_params", {"temperature": args.rollout_temperature, "max_new_tokens": 8}
+        )
         self.group_sampling_seeds = list(range(100, 100 + args.n_samples_per_prompt))
 
 

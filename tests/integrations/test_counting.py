@@ -122,6 +122,41 @@ def test_each_attempt_that_failed_has_a_duration_of_its_own() -> None:
     assert (failed.count, failed.total) == (2, 12.0)
 
 
+def test_starts_are_listened_to_only_while_an_attempt_is_due_again() -> None:
+    """Most starts are nobody's business. A counting that begins meanwhile knows of it too."""
+    story = Story(rules=Rules(attempts_max=5), controlled=False).tell("submit a/2", "start a")
+    first = Figures(story)
+
+    def listening() -> int:
+        return len(story.ledger.listeners.get(ev.SessionStarted, ()))
+
+    assert listening() == 0
+    story.tell("wait 1", "fail a.0 error retryable", "fail a.1 error retryable")
+    second = Figures(story)
+    assert listening() == 2
+    story.tell("start a.0", "wait 3", "fail a.1 cancelled")
+    assert listening() == 0
+    story.tell("fail a.0 error retryable")
+    assert listening() == 2
+
+    for figures, durations in ((first, (3, 5.0)), (second, (1, 3.0))):
+        failed = figures.read().values["groupstate_session_seconds"]["train", "failed"]
+        assert isinstance(failed, Distribution)
+        assert (failed.count, failed.total) == durations
+
+
+def test_a_group_that_ends_with_what_it_has_is_partial() -> None:
+    story = Story(rules=Rules(survivors_min=1), controlled=False)
+    figures = Figures(story)
+
+    story.tell("submit a/2", "start a", "wait 2", "finish a.0 reward=1", "fail a.1")
+
+    assert total(figures, "groupstate_groups_ended") == {("train", "partial"): 1}
+    finished = figures.read().values["groupstate_session_seconds"]["train", "finished"]
+    assert isinstance(finished, Distribution)
+    assert (finished.count, finished.total) == (1, 2.0)
+
+
 def test_a_failed_group_that_starts_over_is_counted_once() -> None:
     story = Story()
     figures = Figures(story)

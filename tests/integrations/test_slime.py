@@ -11,7 +11,7 @@ import pytest
 
 from groupstate.core import events as ev
 from groupstate.core.invariants import violations
-from groupstate.errors import BadSettings, SampleError
+from groupstate.errors import BadSettings, LogError, SampleError
 from groupstate.integrations import slime
 from groupstate.integrations.slime import RolloutFunction
 from groupstate.log.reading import read_log
@@ -244,6 +244,76 @@ def test_evaluation_is_slimes_own(stage: Staged) -> None:
     assert staged.function.run is None
 
 
+def test_samples_have_slimes_session_ids(stage: Staged) -> None:
+    output = stage().generate(0)
+
+    assert [sample.session_id for group in output.samples for sample in group] == ["0_0", "0_1", "1_0", "1_1"]
+
+
+def test_a_group_that_comes_back_is_another_group(stage: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = stage()
+    given = staged.source.get_samples(1)
+    monkeypatch.setattr(DataSource, "get_samples", lambda self, count: given)
+    output = staged.generate(0)
+
+    assert [group[0].group_index for group in output.samples] == [0, 0]
+    assert [event.group_id for event in kinds(staged.events(), ev.GroupSubmitted)][:1] == ["0"]
+
+
+def test_several_samples_of_which_one_was_aborted_begin_anew(stage: Staged) -> None:
+    asked: list[int] = []
+
+    async def aborts_first(args: Any, sample: Sample, params: Any) -> list[Sample]:
+        asked.append(len(sample.tokens))
+        status = Status.ABORTED if len(asked) == 1 else Status.COMPLETED
+        return [sample.answers(7, reward=float(sample.index or 0), status=status)]
+
+    stage(aborts_first).generate(0)
+
+    assert asked == [0] * 5
+
+
+def test_a_sample_without_a_reward_is_a_failed_session(stage: Staged) -> None:
+    async def unscored(args: Any, sample: Sample, params: Any) -> Sample:
+        return sample.answers(7)
+
+    with pytest.raises(SampleError, match="generate_and_rm gave the sample no reward"):
+        stage(unscored).generate(0, rules={**ASYNC, "eviction_streak_max": 2})
+
+
+def test_what_a_log_can_not_hold_is_there_as_text(stage: Staged) -> None:
+    class Image:
+        def __repr__(self) -> str:
+            return "an image"
+
+    work = slime._Work(None, None)
+    group = [Sample(group_index=3, prompt=[{"content": Image()}], label="yes", metadata={"data_source": "pictures"})]
+    prompt = slime._DataSource(type("Source", (), {"get_samples": lambda self, count: [group]})(), work).draw()
+
+    assert prompt is not None
+    assert (prompt.content, prompt.dataset, prompt.group_id, prompt.n) == (
+        "[{'content': an image}]",
+        "pictures",
+        "3",
+        1,
+    )
+
+
+def test_log_probabilities_that_are_not_one_for_each_token_are_left_out() -> None:
+    sample = Sample().answers(7, 8, reward=1.0)
+    sample.rollout_log_probs = [-0.5]
+
+    assert slime.trajectory_of(arguments(), sample).log_probs == ()
+
+
+def test_a_run_that_can_not_be_opened_is_an_error_of_the_call(stage: Staged, tmp_path: Path) -> None:
+    staged = stage()
+    (tmp_path / "run").write_text("no folder")
+
+    with pytest.raises(LogError, match=r"can.t be made a run"):
+        staged.generate(0)
+
+
 def test_samples_are_let_go_of_with_their_groups(stage: Staged) -> None:
     staged = stage()
     for rollout_id in range(20):
@@ -259,9 +329,10 @@ def test_each_start_is_a_run_of_its_own(stage: Staged) -> None:
     staged = stage()
     staged.generate(0)
     staged.function.close()
-    staged.generate(7)
+    staged.generate(7, rules=ASYNC)
 
     assert kinds(staged.events(2), ev.BatchSampled)[0].weight_version == 7
+    assert {event.weight_version for event in kinds(staged.events(2), ev.GroupSubmitted)} == {7}
     assert len(kinds(staged.events(1), ev.BatchSampled)) == 1
 
 

@@ -489,16 +489,19 @@ def test_the_exit_code_says_how_it_ended(error: BaseException, number: int | Non
     assert exit_code_of(error, number, closed_on_purpose=on_purpose) == code
 
 
-async def test_finishing_twice_finishes_once():
-    kept = Kept()
-    tracking = Tracking([kept])
+@pytest.mark.usefixtures("handlers")
+async def test_finishing_twice_finishes_once(warnings: Any):
+    broken = Broken("log")
+    tracking = Tracking([broken])
     await tracking.start()
     tracking.track({"loss": 1.0}, None)
     tracking.finish_now(143)
     await tracking.finish(0)
 
-    assert kept.logged == [({"loss": 1.0}, 0)]
-    assert kept.codes == [143]
+    assert broken.logged == [({"loss": 1.0}, 0)]
+    assert broken.codes == [143]
+    # That it failed, and once what it lacks.
+    assert len(warnings()) == 2
     with pytest.raises(RunIsClosed, match="trackers are finished"):
         tracking.track({"loss": 1.0}, None)
 

@@ -215,13 +215,84 @@ def test_a_failing_session_costs_its_group_and_not_the_training(trainer: Trainer
     assert {event.message for event in failed if event.failure == "error"} == {"RuntimeError: no sandbox"}
 
 
-def test_what_was_not_committed_comes_back_when_the_run_is_opened_again(tmp_path: Path) -> None:
-    async def session(ctx: SessionContext) -> Trajectory:
-        return Trajectory(prompt_ids=[3], response_ids=[6], log_probs=[-1.0], reward=float(ctx.session))
+async def scored(ctx: SessionContext) -> Trajectory:
+    return Trajectory(prompt_ids=[3], response_ids=[6], log_probs=[-1.0], reward=float(ctx.session))
 
+
+def test_a_batch_is_committed_two_publications_after_its_last_row(tmp_path: Path) -> None:
+    worker = RolloutWorker(config(tmp_path), QUESTIONS, rules=Rules(lag_max=1), session=scored)
+    worker.update_model_version(1)
+    worker.start()
+    for _ in range(4):
+        worker.rollout_buffer.get(timeout=30)
+    out = [len(worker.run.book.batches)]
+    for version in (2, 3):
+        worker.update_model_version(version)
+        out.append(len(worker.run.book.batches))
+    worker.stop()
+
+    assert out == [1, 1, 0]
+
+
+def test_a_worker_can_be_started_again(tmp_path: Path) -> None:
+    worker = RolloutWorker(config(tmp_path), QUESTIONS, rules=Rules(lag_max=1), session=scored)
+    for _ in range(2):
+        worker.update_model_version(1)
+        worker.start()
+        assert [worker.rollout_buffer.get(timeout=30).group_id for _ in range(4)]
+        worker.stop()
+    worker.update_model_version(1)
+    worker.start()
+    for version in (2, 3, 4):
+        worker.update_model_version(version)
+    worker.stop()
+
+
+def test_rows_of_a_run_that_goes_on_have_the_trainers_versions(tmp_path: Path) -> None:
+    versions = []
+    for count in (4, 12):
+        worker = RolloutWorker(
+            config(tmp_path), QUESTIONS, path=tmp_path / "run", rules=Rules(lag_max=1), session=scored
+        )
+        worker.update_model_version(1)
+        worker.start()
+        worker.update_model_version(2)
+        worker.update_model_version(3)
+        versions += [worker.rollout_buffer.get(timeout=30).model_version for _ in range(count)]
+        worker.stop()
+
+    assert min(versions) >= 1
+    assert max(versions) <= 3
+
+
+def test_the_engine_is_closed_with_the_run(tmp_path: Path) -> None:
+    class Closing(ScriptedEngine):
+        closed = 0
+
+        async def aclose(self) -> None:
+            self.closed += 1
+            await super().aclose()
+
+    engine = Closing(says)
+    worker = RolloutWorker(config(tmp_path), rules=Rules(lag_max=1), engine=engine)
+    worker.update_model_version(3)
+    worker.start()
+    version = engine.weight_version
+    worker.stop()
+
+    assert (version, engine.closed) == (3, 1)
+
+
+def test_several_steps_between_two_publications_need_less_room(tmp_path: Path) -> None:
+    args = config(tmp_path, max_staleness=2, weight_sync_steps=2)
+
+    RolloutWorker(args, QUESTIONS, rules=Rules(lag_max=1, batch_size=4))
+
+
+def test_what_was_not_committed_comes_back_when_the_run_is_opened_again(tmp_path: Path) -> None:
     def started() -> RolloutWorker:
         worker = RolloutWorker(
-            config(tmp_path), QUESTIONS, path=tmp_path / "run", session=session,
+            config(tmp_path), QUESTIONS, path=tmp_path / "run", session=scored,
             rules=Rules(lag_max=1, admission=PerBatch(warmup=0)),
         )  # fmt: skip
         worker.update_model_version(1)
