@@ -6,6 +6,7 @@ Rule 2: a number comes with its spread and the machine it was measured on.
 
 import contextlib
 import gc
+import math
 import os
 import platform
 import statistics
@@ -51,6 +52,7 @@ class Result:
     figure: float
     """What the bound is about."""
     bound: float
+    """Infinity where there is none."""
     unit: str
     """Of both; `seconds` are shown in a readable scale."""
     notes: Sequence[str] = ()
@@ -66,8 +68,11 @@ class Result:
         lines = [self.name]
         lines += [f"  {name:<{width}}  {spread}" for name, spread in self.spreads.items()]
         lines += [f"  {note}" for note in self.notes]
-        bound = f"{'at least ' if self.least else ''}{shown(self.bound, self.unit)}"
-        lines.append(f"  {shown(self.figure, self.unit)}, bound {bound}: {'met' if self.met else 'NOT MET'}")
+        figure = f"  {shown(self.figure, self.unit)}"
+        if math.isfinite(self.bound):
+            bound = f"{'at least ' if self.least else ''}{shown(self.bound, self.unit)}"
+            figure += f", bound {bound}: {'met' if self.met else 'NOT MET'}"
+        lines.append(figure)
         return "\n".join(lines)
 
 

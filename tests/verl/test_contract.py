@@ -353,6 +353,19 @@ def test_training_and_validation_are_counted_under_their_names(make_each: Make, 
     assert metrics == {"training/rollout_failure/evicted_samples": 1}
 
 
+def test_a_validation_batch_tells_nothing_of_training(make_each: Make, transfer_queue: Any, held_out: Queue) -> None:
+    training = Queue("train")
+    training.group("failed", "failure", 0.0)
+    training.group("a", "finished", 0.0)
+    held_out.group("v", "finished", 0.0)
+    buffer = make_each(**ASYNC, refill_fn=lambda count: None)
+    buffer.get_sampleable_count(0, "train")
+
+    assert held_out.take(buffer, 1)[1] == {}
+    assert training.take(buffer, 1)[1] == {"training/rollout_failure/evicted_samples": 1}
+    training.clear()
+
+
 # Looking without taking ----------------------------------------------------------------------------------
 
 

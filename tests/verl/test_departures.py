@@ -87,6 +87,19 @@ def test_with_a_switch_a_uid_ends_at_the_first_underscore(
         queue.clear()
 
 
+def test_two_keys_of_one_trajectory_may_go_in_any_order(make: Make, queue: Queue) -> None:
+    """Split at the first underscore they are the same one."""
+    for key in ("a_b_0_0", "a_c_0_0"):
+        queue.row(key)
+    buffer = make(**ASYNC, sampler_kwargs={"uid_split": "left"})
+    assert buffer.get_sampleable_count(0, queue.partition) == 0
+    queue.clear("a_c_0_0")
+    assert buffer.get_sampleable_count(0, queue.partition) == 0
+    queue.clear("a_b_0_0")
+
+    assert buffer.get_sampleable_count(0, queue.partition) == 0
+
+
 # Groups without a trajectory -----------------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ class ReplayBuffer:
             again = run.act(partition_id)
             ready = run.feed.sampleable(partition=kind)
             if len(ready) >= count and run.feed.held_by(kind) is None:
-                return set(ready), run.evictions.take(partition_id)
+                return set(ready), run.told(partition_id)
             if not again:
                 patience.wait()
 
@@ -169,7 +169,7 @@ class ReplayBuffer:
                 run.feed.withdraw(waiter, type(error).__name__)
             raise
         run.act(partition_id)
-        metrics = run.evictions.take(partition_id)
+        metrics = run.told(partition_id)
         if self.options.metrics == "all":
             metrics = everything(partition_id, taken.sampled.metrics) | metrics
         batch = transfer_queue().KVBatchMeta(partition_id=partition_id, keys=taken.keys, tags=taken.tags)

@@ -118,19 +118,24 @@ class Partition:
         if key in self._strange:
             del self._strange[key]
             return False
-        uid, group = key, self.groups.get(key)
-        was_prompt = group is not None and group.tag is not None
-        if group is not None and was_prompt:
+        group = self.groups.get(key)
+        if group is not None and group.tag is not None:
             group.tag = None
-        else:
-            uid, place = self._split(key)
-            group = self.groups[uid]
-            if group.rows.get(place) == key:
-                del group.rows[place]
+            self._forget_empty(key)
+            return True
+        uid, place = self._split(key)
+        group = self.groups.get(uid)
+        if group is not None and group.rows.get(place) == key:
+            # Else another key stands for the same trajectory, which this one was taken to be.
+            del group.rows[place]
             touched[uid] = None
+            self._forget_empty(uid)
+        return False
+
+    def _forget_empty(self, uid: str) -> None:
+        group = self.groups[uid]
         if group.tag is None and not group.rows:
             del self.groups[uid]
-        return was_prompt
 
     def listed(self) -> list[str]:
         """Groups whose prompt is listed."""

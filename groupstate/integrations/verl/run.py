@@ -7,6 +7,7 @@ Rule 2: what the core evicts is cleared; what it samples keeps its trajectories,
 import itertools
 import os
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import attrs
 
@@ -178,15 +179,15 @@ class VerlRun:
         partition = self._partition(name)
         first = not partition.seen
         changes = partition.look()
-        changed = list(partition.listed()) if first else changes.changed
+        changed = partition.listed() if first else changes.changed
         removed = changes.removed
         if first:
             # What the log has of an earlier process and isn't there any more.
-            kind = kind_of(name)
+            kind, there = kind_of(name), set(changed)
             removed = [
                 group.group_id
                 for group in self.feed.book.groups.values()
-                if group.partition == kind and group.phase is not Phase.SAMPLED and group.group_id not in changed
+                if group.partition == kind and group.phase is not Phase.SAMPLED and group.group_id not in there
             ]
             partition.seen = True
         self.feed.observe_changes(self._reports(partition, changed), removed)
@@ -304,6 +305,10 @@ class VerlRun:
 
     def _saved(self) -> bool:
         return self.options.checkpoints is not None and os.path.exists(os.path.join(self._checkpoint, "data.pt"))
+
+    def told(self, name: str) -> dict[str, Any]:
+        """What was evicted and not told of yet, as verl's metrics. Of validation groups nothing is."""
+        return self.evictions.take(name) if kind_of(name) == ev.TRAIN else {}
 
     def act(self, name: str) -> bool:
         """Clear what was evicted and replace it; True if TransferQueue is worth another look at once."""
