@@ -19,7 +19,7 @@ SHELL = /bin/sh
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
 
-QUICK = not long and not crash and not vllm and not stacks
+QUICK = not long and not crash and not vllm and not verl and not stacks
 PARALLEL = --numprocesses=$(JOBS) --dist=worksteal
 GATED = groupstate/core/*,groupstate/log/*,groupstate/runtime/*
 SOURCES = $(shell find groupstate -name '*.py') groupstate/py.typed pyproject.toml README.md
@@ -74,7 +74,7 @@ $(PYTHONS:%=test-python-%): test-python-%:
 	else \
 		$(MAKE) -s --no-print-directory .venv-$*/.installed && \
 		echo "Testing on Python $*" && \
-		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK)' $(PYTEST_ARGS); \
+		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) --hypothesis-profile=few -m '$(QUICK)' $(PYTEST_ARGS); \
 	fi
 
 .PHONY: test-long
@@ -94,6 +94,10 @@ test-vllm-long: .venv-vllm/.installed ## 2,000 sessions on real vLLM
 	@.venv-vllm/bin/python -m pytest --no-header -m 'vllm and long' --timeout=3600 -o faulthandler_timeout=3600 \
 		$(PYTEST_ARGS) tests/vllm
 
+.PHONY: test-verl
+test-verl: .venv-verl/.installed ## the tests on real verl and TransferQueue, in an environment of its own of 1.3 GB
+	@.venv-verl/bin/python -m pytest --no-header -m verl $(PYTEST_ARGS) tests/verl
+
 .PHONY: test-stacks
 test-stacks: .venv-stacks/.installed ## the tests on real TRL and miles, in an environment of their own of 1.6 GB; no GPU needed
 	@.venv-stacks/bin/python -m pytest --no-header -m stacks $(PYTEST_ARGS) tests/stacks
@@ -111,9 +115,12 @@ bench: .venv/.installed ## measure, and print how
 	@.venv/bin/python -m benchmarks $(BENCH_ARGS)
 
 .PHONY: docs
-docs: .venv/.installed ## write the parts of docs/ that come from the code
+docs: .venv/.installed ## write the parts of docs/ and of the package that come from the code
 	@.venv/bin/python -m tools.phase_diagram
 	@.venv/bin/python -m tools.table_columns
+	@.venv/bin/python -m tools.metrics_table
+	@.venv/bin/python -m tools.log_events
+	@.venv/bin/python -m tools.grafana_dashboard
 	@.venv/bin/groupstate scenario --schema > docs/scenario.schema.json
 
 .PHONY: clean
@@ -149,6 +156,15 @@ clean: ## remove environments, caches and build products
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts -r requirements/vllm-test.txt
 	@.venv-vllm/bin/pip install -qq --no-deps -r requirements/no-deps.txt
 	@.venv-vllm/bin/pip install -qq --no-warn-conflicts $(package) --editable .
+	@touch $@
+
+.venv-verl/.installed: $(PINS) requirements/verl.txt requirements/verl-test.txt requirements/torch.txt pyproject.toml \
+		.cache/torch
+	@tools/make-venv .venv-verl $(PYTHON)
+	@$(call install,.venv-verl,$(TORCH))
+	@.venv-verl/bin/pip install -qq --no-deps -r requirements/verl.txt
+	@.venv-verl/bin/pip install -qq --no-warn-conflicts -r requirements/verl-test.txt
+	@.venv-verl/bin/pip install -qq --no-warn-conflicts $(package) --editable .
 	@touch $@
 
 .venv-stacks/.installed: $(PINS) requirements/stacks.txt requirements/stacks-test.txt requirements/torch.txt \

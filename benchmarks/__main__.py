@@ -27,14 +27,18 @@ from benchmarks import (
     sessions,
     simulated,
     statistics,
+    telemetry,
+    trackers,
     trajectory,
     travel,
+    verl_buffer,
     versus,
 )
 from benchmarks.measure import Result, hardware
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
+HAS_VERL = all(importlib.util.find_spec(name) is not None for name in ("verl", "transfer_queue"))
 
 Benchmarks = dict[str, list[Callable[[], Awaitable[Result | list[Result]]]]]
 
@@ -61,8 +65,11 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "report": [lambda: page.measure(folder)],
         "view": [lambda: page.measure_view(folder)],
         "simulated": [simulated.measure],
+        "telemetry": [lambda: telemetry.measure(folder)],
+        "trackers": [lambda: trackers.measure(folder)],
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
+        **({"verl": [lambda: verl_buffer.measure(folder)]} if HAS_VERL else {}),
     }
 
 
@@ -94,6 +101,8 @@ def quick(folder: Path) -> Benchmarks:
         "report": [lambda: page.measure(folder, groups=640, repetitions=3)],
         "view": [lambda: page.measure_view(folder, batches=4, repetitions=1)],
         "simulated": [lambda: simulated.measure(hours=0.02, repetitions=1)],
+        "telemetry": [lambda: telemetry.measure(folder, live=3, lives=3, repetitions=3)],
+        "trackers": [lambda: trackers.measure(folder, steps=4, compared=2)],
         **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }
 

@@ -131,6 +131,17 @@ def frozen_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
+def children_s() -> float:
+    """Processor time of the processes that this one started, where the system tells."""
+    pids = " ".join(file.read_text() for file in Path("/proc/self/task").glob("*/children")).split()
+    return sum(map(_spent_by, pids))
+
+
+def _spent_by(pid: str) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def hardware(folder: Path) -> str:
     """The machine in three lines."""
     return "\n".join(

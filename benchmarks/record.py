@@ -46,14 +46,14 @@ def loaded(count: int) -> Ledger:
     ledger = Ledger(MemoryLog(), Rules())
     recovery.start(ledger, run_id="benchmark", weight_version=0, seed=0)
     for number in range(count):
-        life = _life(f"live{number}")
+        events_of_one = life(f"live{number}")
         events = {0: 1, 1: 1, 2: 1, 3: 1, 4: 1 + SESSIONS, 5: 1 + SESSIONS}.get(number % 10, 1 + 2 * SESSIONS)
-        for event in itertools.islice(life, events):
+        for event in itertools.islice(events_of_one, events):
             ledger.record(event)
     return ledger
 
 
-def _life(group_id: str) -> Iterator[ev.AnyEvent]:
+def life(group_id: str) -> Iterator[ev.AnyEvent]:
     yield ev.GroupSubmitted(group_id, SESSIONS, ev.TRAIN, 0, 1, "submit")
     for session in range(SESSIONS):
         yield ev.SessionStarted(group_id, session, 1)
@@ -66,7 +66,7 @@ def _lives(ledger: Ledger, count: int) -> Measurement:
     names = itertools.count()
 
     async def measured() -> float:
-        events = [event for _ in range(count) for event in _life(f"new{next(names)}")]
+        events = [event for _ in range(count) for event in life(f"new{next(names)}")]
         first = ledger.book.last_seq
         begin = time.perf_counter()
         for event in events:

@@ -11,7 +11,6 @@ server does. One pass over it takes as long as 500 sessions of groupstate, and c
 
 import asyncio
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from benchmarks.measure import Measurement, Result, frozen_heap, interleaved, ratio_of_pairs
+from benchmarks.measure import Measurement, Result, children_s, frozen_heap, interleaved, ratio_of_pairs
 from groupstate import Run, SessionContext, Trajectory, open_run
 from groupstate.engines.port import Engine, Request, SamplingParams
 
@@ -149,10 +148,10 @@ class _Clock:
     own_s: list[float] = attrs.field(factory=list)
 
     async def of(self, work: Callable[[], Awaitable[object]]) -> float:
-        begin, others = time.process_time(), _children_s()
+        begin, others = time.process_time(), children_s()
         await work()
         self.own_s.append(time.process_time() - begin)
-        return self.own_s[-1] + _children_s() - others
+        return self.own_s[-1] + children_s() - others
 
 
 def _alone(clock: _Clock, direct: Direct, params: SamplingParams, prompts: list[list[int]]) -> Measurement:
@@ -169,14 +168,3 @@ def _sessions(clock: _Clock, run: Run, prompts: list[list[int]]) -> Measurement:
         await run.commit(await run.sample(len(prompts)))
 
     return lambda: clock.of(work)
-
-
-def _children_s() -> float:
-    """Processor time of the processes that this one started, where the system tells."""
-    pids = " ".join(file.read_text() for file in Path("/proc/self/task").glob("*/children")).split()
-    return sum(map(_spent_by, pids))
-
-
-def _spent_by(pid: str) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

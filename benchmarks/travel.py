@@ -1,7 +1,8 @@
 """How long it takes to see where a run stood at any event of a long log, and what of the disk that takes.
 
 The log is written with snapshots and waypoints as a run writes them, in small commits. Then `groupstate show --at` is
-called for places all over it, each time in a process of its own, start of Python included.
+called for places all over it, each time in a process of its own, start of Python included. Its modules are compiled
+once, as those of an installed package are.
 """
 
 import asyncio
@@ -80,7 +81,8 @@ def looked_once(run: Path, seq: int) -> tuple[float, float]:
     """Seconds and processor seconds of one `show --at`."""
     command = [sys.executable, "-m", "groupstate", "show", str(run), "--at", str(seq), "--json"]
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ})
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - begin
     assert f'"seq":{seq},' in done.stdout
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

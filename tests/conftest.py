@@ -17,6 +17,8 @@ OPTIONAL = {
     "httpx": r"httpx\b|groupstate\.engines(?:\.| import )(?:openai|http)\b",
     "pyarrow": r"pyarrow\b",
     "matplotlib": r"matplotlib\b",
+    "prometheus_client": r"prometheus_client\b|groupstate\.integrations\.prometheus\b",
+    "opentelemetry": r"opentelemetry\b|groupstate\.integrations\.(?:opentelemetry|spans)\b",
     "reasoning_gym": r"reasoning_gym\b|groupstate\.demo\b",
 }
 """Package -> what brings it in when it stands after a top-level `import` or `from`."""
@@ -28,6 +30,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 hypothesis.settings.register_profile("quick", max_examples=50, stateful_step_count=30, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, stateful_step_count=100, deadline=None)
 hypothesis.settings.register_profile("fuzz", max_examples=40_000, deadline=None)
+# For `make test-pythons`: whether it runs there too; `make test` looks for what is wrong.
+hypothesis.settings.register_profile("few", max_examples=10, stateful_step_count=20, deadline=None)
 # For `make mutants`, where what counts is that a test fails, each time for the same mutants, and not on what.
 hypothesis.settings.register_profile(
     "mutants",

@@ -1,7 +1,7 @@
 """The documentation is true: its examples run, its settings load, its commands exist, its links lead somewhere.
 
 A block is left out only by a comment in front of it that says why: `<!-- not run: needs a GPU -->`. Those that need
-vLLM are run by `tests/vllm/test_docs.py`.
+vLLM are run by `tests/vllm/test_docs.py`, those that need verl by `tests/verl/test_docs.py`.
 
 | block     | what is checked                                                                            |
 |-----------|--------------------------------------------------------------------------------------------|
@@ -33,7 +33,18 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 LINKED_PAGES = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 
-OPTIONAL_PACKAGES = {"torch", "httpx", "pyarrow", "duckdb", "matplotlib", "numpy", "yaml", "reasoning_gym"}
+OPTIONAL_PACKAGES = {
+    "torch",
+    "httpx",
+    "pyarrow",
+    "duckdb",
+    "matplotlib",
+    "numpy",
+    "yaml",
+    "reasoning_gym",
+    "prometheus_client",
+    "opentelemetry",
+}
 """Without these, a page that uses them is skipped. `make test` has them all."""
 
 FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*(\w*)")

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "batch": f"tensors {CORE}",
     "tensors": f"batch {CORE}",  # for the type checker alone: batch.py hands itself over
     "inspect": MIDDLE,
-    "integrations": f"runtime {MIDDLE}",
+    "integrations": f"runtime {MIDDLE}",  # they watch runs, and nothing inside knows them
     "runtime": MIDDLE,
     "sync": "runtime",
     "collect": OUTER,
@@ -113,6 +113,20 @@ HTTPX_FILE = "engines/http/client.py"
 HTTPX_UNITS = ("engines/http/", "engines/openai.py")
 """Files that may import that one at their top, and are themselves imported on demand."""
 
+MONITORING_FILES = {
+    "prometheus_client": ("integrations/prometheus.py",),
+    "opentelemetry": ("integrations/opentelemetry.py", "integrations/spans.py"),
+}
+"""Where these may be imported; the files are themselves imported on demand, by users alone."""
+
+STACKS = {
+    "integrations/verl/queue.py": ("transfer_queue",),
+    "integrations/trl.py": ("trl",),
+}
+"""What an integration integrates with: imported inside functions of these files, and nowhere else."""
+
+STACK_PACKAGES = ("transfer_queue", "ray", "verl", "omegaconf", "tensordict", "trl")
+
 TEST_LIBRARIES = ("hypothesis", "pytest", "pytest_asyncio")
 
 TEST_LIBRARY_UNITS = (
@@ -122,9 +136,6 @@ TEST_LIBRARY_UNITS = (
     "testing/fixtures.py",
 )
 """Where hypothesis and pytest may be imported; these are themselves imported on demand."""
-
-STACKS = {"trl": "integrations/trl.py"}
-"""Packages of other stacks, each imported in one file, inside functions: whoever has another stack lacks it."""
 
 UNSAFE = ["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"]
 """Opening data with these runs code from the data."""
@@ -168,7 +179,7 @@ def violations(files: dict[str, str]) -> list[str]:
     for path in sorted(files):
         tree = ast.parse(files[path])
         imports = list(imports_of(path, tree))
-        for check in (_layer, _purity, _torch, _vllm, _httpx, _stacks, _test_libraries, _safety):
+        for check in (_layer, _purity, _torch, _vllm, _httpx, _stacks, _monitoring, _test_libraries, _safety):
             found += [sentence for item in imports if (sentence := check(path, item, files))]
         found += [*_impure_calls(path, tree), *_loose_tasks(path, tree)]
     return list(dict.fromkeys(found))
@@ -274,10 +285,21 @@ def _httpx(path: str, item: Import, files: dict[str, str]) -> str | None:
 
 
 def _stacks(path: str, item: Import, files: dict[str, str]) -> str | None:
-    file = STACKS.get(item.root)
-    if file is None or (path == file and not item.at_import_time):
+    if item.root not in STACK_PACKAGES:
         return None
-    return f"{item.root} is imported inside functions of {file} alone, but {path} imports it"
+    if item.root not in STACKS.get(path, ()):
+        files_of = [file for file, packages in STACKS.items() if item.root in packages]
+        return f"{item.root} is integrated with in {', '.join(files_of) or 'no file'}, but {path} imports it"
+    if item.at_import_time:
+        return f"an integration must be importable without what it integrates with, but {path} imports {item.root}"
+    return None
+
+
+def _monitoring(path: str, item: Import, files: dict[str, str]) -> str | None:
+    places = MONITORING_FILES.get(item.root, (path,))
+    if path not in places:
+        return f"{item.root} stays in {', '.join(places)}, but {path} imports it"
+    return None
 
 
 def _test_libraries(path: str, item: Import, files: dict[str, str]) -> str | None:
@@ -377,6 +399,23 @@ def test_the_walls_stand() -> None:
             "importing groupstate must not bring in torch, but batch.py imports torch at its top",
         ),
         (
+            "integrations/verl/run.py",
+            "import ray",
+            "ray is integrated with in no file, but integrations/verl/run.py imports it",
+        ),
+        (
+            "integrations/verl/queue.py",
+            "import transfer_queue as tq",
+            "an integration must be importable without what it integrates with, but integrations/verl/queue.py imports "
+            "transfer_queue",
+        ),
+        (
+            "runtime/run.py",
+            "from groupstate.integrations.verl import ReplayBuffer",
+            "imports point inward, but runtime/run.py imports groupstate.integrations.verl.ReplayBuffer: runtime may "
+            "import tensors, batch, log, engines, logs, core, errors, version",
+        ),
+        (
             "runtime/run.py",
             "from groupstate.engines.torch import TorchEngine",
             "importing groupstate must not bring in torch, but runtime/run.py imports groupstate.engines.torch "
@@ -411,14 +450,19 @@ def test_the_walls_stand() -> None:
             "groupstate.engines.openai.OpenAIEngine at its top",
         ),
         (
+            "runtime/run.py",
+            "def f():\n    import prometheus_client",
+            "prometheus_client stays in integrations/prometheus.py, but runtime/run.py imports it",
+        ),
+        (
             "integrations/trl.py",
             "import trl",
-            "trl is imported inside functions of integrations/trl.py alone, but integrations/trl.py imports it",
+            "an integration must be importable without what it integrates with, but integrations/trl.py imports trl",
         ),
         (
             "runtime/run.py",
             "def f():\n    from trl.experimental import async_grpo",
-            "trl is imported inside functions of integrations/trl.py alone, but runtime/run.py imports it",
+            "trl is integrated with in integrations/trl.py, but runtime/run.py imports it",
         ),
         (
             "simulate/faults.py",

@@ -19,6 +19,11 @@ HEAVY = {
     "pytest",
     "matplotlib",
     "reasoning_gym",
+    "wandb",
+    "mlflow",
+    "tensorboardX",
+    "transfer_queue",
+    "ray",
 }
 
 MODULES_MAX = 450
@@ -32,7 +37,16 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("module", ["groupstate", "groupstate.sync", "groupstate.testing"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "groupstate",
+        "groupstate.sync",
+        "groupstate.testing",
+        "groupstate.integrations.trackers",
+        "groupstate.integrations.verl",
+    ],
+)
 def test_importing_groupstate_brings_in_nothing_heavy(module: str) -> None:
     heavy = HEAVY & modules_after(f"import {module}")
 

@@ -51,7 +51,7 @@ _UNUSABLE = (BadInput, BadSettings, NotARun, MissingExtra)
 """Errors that are about what the user named; the others happened on the way."""
 
 
-@click.command("run", short_help="collect accepted groups into a file, without writing a loop")
+@click.command("run", short_help="Collect accepted groups into a file, without writing a loop.")
 @click.option("--prompts", metavar="FILE", help="Prompts: .jsonl or .parquet.")
 @click.option("--session", metavar="NAME", help="Session function: pkg.mod:fn or path/to/file.py:fn, async.")
 @click.option("--reward", metavar="NAME", help="Reward function, in place of a session: fn(prompt, text).")

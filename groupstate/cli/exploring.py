@@ -62,7 +62,7 @@ def explore(
     chosen = {
         name: attrs.evolve(
             known[name],
-            rules=rules_from_dict({**known[name].rules.to_dict(), **changed}, "the rules"),
+            rules=rules_from_dict({**known[name].rules.to_dict(), **changed}),
             selection=own,
         )
         for name in names or known

@@ -23,7 +23,11 @@ NICENESS = 10
 @click.command(short_help="Write a page that shows a run.")
 @RUN
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("report.html"), help="report.html."
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    help="Where the page goes; report.html by default.",
 )
 @PROMPTS
 @CHECK
@@ -47,7 +51,7 @@ def report(ctx: click.Context, run: Path, out: Path, *, prompts: bool, check: bo
     for notice in made.notices:
         click.echo(f"groupstate: {notice.text}", err=True)
     if made.verdict.state == "wrong":
-        click.echo(f"groupstate: {made.verdict.text} `groupstate check {run}` lists it", err=True)
+        click.echo(f"groupstate: {made.verdict.text} `groupstate check {run}` says what", err=True)
     ctx.exit(0 if made.well else 1)
 
 

@@ -9,7 +9,7 @@ from groupstate.core.explain import Explanation
 from groupstate.core.frontier import Ranges, SourceFrontier
 from groupstate.inspect.overview import LIVE, Header, Overview
 from groupstate.inspect.story import Story
-from groupstate.inspect.words import joined, name_of, one_line, span_of, time_of
+from groupstate.inspect.words import counted, joined, name_of, one_line, span_of, time_of
 
 
 def overview_sections(seen: Overview, now_ns: int | None = None) -> list[Section]:
@@ -67,7 +67,7 @@ def overview_sections(seen: Overview, now_ns: int | None = None) -> list[Section
 
 
 def _header(header: Header, now_ns: int | None) -> list[tuple[str, str]]:
-    source = f"{header.drawn} prompts{', exhausted' if header.source_exhausted else ''}"
+    source = f"{counted(header.drawn, 'prompt')} drawn{', exhausted' if header.source_exhausted else ''}"
     rules = ", ".join(f"{name} {value}" for name, value in header.rules.items())
     rows = [
         ("run", header.run_id),

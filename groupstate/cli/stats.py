@@ -121,9 +121,12 @@ def _tokens(seen: Stats) -> Iterator[tuple[str, str, str]]:
 
 def _trainer(whole: Interval) -> Iterator[tuple[str, str, str]]:
     span = whole.last_at_ns - whole.first_at_ns
-    rows = [("waited", whole.waited_ns.total())]
-    rows += [(f"... for {cause}", waited) for cause, waited in whole.waited_ns.most_common()]
-    rows += [("worked, or asked for nothing", whole.trainer_ns), ("no process had the run open", whole.down_ns)]
+    waited = whole.waited_ns.total()
+    rest = span - waited - whole.trainer_ns - whole.down_ns
+    rows = [("waited", waited)]
+    rows += [(f"... for {cause}", lasted) for cause, lasted in whole.waited_ns.most_common()]
+    rows += [("worked, or asked for nothing", whole.trainer_ns), ("until its first request after an opening", rest)]
+    rows += [("no process had the run open", whole.down_ns)]
     for name, lasted in rows:
         if lasted:
             yield name, span_of(lasted / 1e9), _percent(lasted, span)

@@ -49,7 +49,7 @@ def whatif(run: Path, file: Path | None, changes: tuple[str, ...], seed: int, as
     table: dict[str, Any] = {} if file is None else read_settings(file).rules
     table = {**table, **parsed_assignments(changes, "--set")}
     found = compare.what_if(
-        records_of(run, first_of(run)), lambda own: rules_from_dict({**own.to_dict(), **table}, "the rules"), seed=seed
+        records_of(run, first_of(run)), lambda own: rules_from_dict({**own.to_dict(), **table}), seed=seed
     )
     with while_read():
         if as_json:
@@ -73,16 +73,16 @@ def _write(found: "WhatIf", table: dict[str, Any]) -> None:
     sides = (found.recorded, found.replayed, found.other)
     reasons = sorted({reason for side in sides for reason in side.reasons})
     rows = [(title, *(tell(side) for side in sides)) for title, tell in ROWS]
-    rows[3:3] = [(f"... {reason}", *(str(side.reasons[reason]) for side in sides)) for reason in reasons]
+    rows[3:3] = [(f"... {reason}", *(f"{side.reasons[reason]:,}" for side in sides)) for reason in reasons]
     write_sections([Section("what if", (changed, *COLUMNS), rows)])
     write(f"as a check: {_check(found)}")
     if found.until:
         write(f"left out: the end of the log, from where {found.until}")
     if found.stopped:
         write(f"the other rules stop early: {found.stopped}")
-    made_up = ", ".join(f"{count} {kind}" for kind, count in found.made_up.items())
-    write(f"made up for the other rules: {made_up or 'nothing, so under the assumptions above they are exact'}")
     write("assumed: sessions take as long however many run at once; other batches make no other weights")
+    made_up = ", ".join(f"{count:,} {kind}" for kind, count in found.made_up.items())
+    write(f"made up for the other rules: {made_up or 'nothing, so under these assumptions they are exact'}")
 
 
 def _was(own: Rules, name: str) -> Any:

@@ -221,6 +221,18 @@ class Book:
         self._previewed = (event, seq, at_ns, before, after)
         return after
 
+    def before(self, event: ev.GroupEvent) -> Group | None:
+        """The group of the event that was just applied, as it was before: for observers that need what the event ended.
+
+        None if it isn't known any more: it is from when the event was previewed, or the one before it.
+        """
+        known = self._previewed
+        if known is None:
+            return None
+        if known[0] is event:
+            return known[3]
+        return known[4] if known[4].group_id == event.group_id else None
+
     def apply(self, record: ev.Record) -> None:
         """Take one event in.
 

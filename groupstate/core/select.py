@@ -36,7 +36,12 @@ def is_for_now(book: Book, rules: Rules, group: Group) -> bool:
 
 def held_by_stale(book: Book, rules: Rules, partition: str = TRAIN) -> Group | None:
     """`wait`: a group in flight that has reached its lag bound, and so holds a waiting sampler."""
-    if not rules.waits_for_stale or not book.waiting(partition):
+    return at_lag_bound(book, rules, partition) if rules.waits_for_stale and book.waiting(partition) else None
+
+
+def at_lag_bound(book: Book, rules: Rules, partition: str = TRAIN) -> Group | None:
+    """`wait`: a group in flight that has reached its lag bound, and so would hold whoever samples."""
+    if not rules.waits_for_stale:
         return None
     if partition != TRAIN and rules.wait_gates == "training":
         return None

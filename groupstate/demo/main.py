@@ -91,6 +91,8 @@ def demo(
     folder = out or (last_folder() if resume else free_folder())
     if not resume and folder.exists() and any(folder.iterdir()):
         raise BadInput(f"{folder} is not empty; go on with it by --resume, or name another by --out")
+    if resume and not (folder / "run.json").exists():
+        raise BadInput(f"there is no run in {folder} to resume; start one there with: groupstate demo --out {folder}")
     checkpoints = Checkpoint(folder)
     saved = checkpoints.load() if resume else None
     values = (("mode", mode), ("seed", seed), ("steps", steps), ("engine", engine))

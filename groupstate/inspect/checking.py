@@ -11,7 +11,7 @@ from groupstate.core.invariants import INVARIANTS, Checker, Violation
 from groupstate.core.snapshot import capture_live, restore
 from groupstate.errors import LogError
 from groupstate.inspect.replay import applied
-from groupstate.inspect.words import in_words, kind_of
+from groupstate.inspect.words import counted, in_words, kind_of
 from groupstate.log.reading import beginning, read_log, snapshot_digests, waypoint_digests
 
 
@@ -46,14 +46,15 @@ class Checked:
 
     @property
     def verdict(self) -> str:
-        snapshots = f", {self.snapshots} snapshots" if self.snapshots else ""
-        snapshots += f", {self.waypoints} waypoints" if self.waypoints else ""
+        beside = ((self.snapshots, "snapshot"), (self.waypoints, "waypoint"))
+        snapshots = "".join(f", {counted(count, thing)}" for count, thing in beside if count)
+        events = counted(self.events, "event")
         if self.first_seq > 1:
             return (
-                f"{self.events} events from {self.first_seq} on{snapshots}: they replay, and nothing is wrong with "
-                "that. The events before them are gone, so the other invariants can't be counted"
+                f"{events} from {self.first_seq} on{snapshots}: they replay, and nothing is wrong with that. "
+                "The events before them are gone, so the other invariants can't be counted"
             )
-        return f"{self.events} events{snapshots}, {self.invariants} invariants: nothing is wrong"
+        return f"{events}{snapshots}, {self.invariants} invariants: nothing is wrong"
 
 
 def checked(path: str | os.PathLike[str]) -> Checked:

@@ -24,6 +24,7 @@ def applied(book: Book, record: Record) -> Book:
         raise LogError(
             f"event {record.seq} ({kind}) can't follow what the log says before it: {why}. "
             "`groupstate check` lists everything that is wrong with a log"
+            + (f", `groupstate show RUN --at {record.seq - 1}` how it stood before" if record.seq > 1 else "")
         ) from error
     book.released.clear()
     return book

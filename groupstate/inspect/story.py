@@ -3,7 +3,7 @@
 Rule 1: the numbers are those of the log: a decision is told as it was made, under the rules in force then.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import attrs
 
@@ -15,7 +15,17 @@ from groupstate.core.rules import known_rules
 from groupstate.inspect.reasons import reasons_in_words, spread_in_words
 from groupstate.inspect.replay import applied
 from groupstate.inspect.unknown import unknown_group
-from groupstate.inspect.words import counted, how_known, joined, kind_of, name_of, one_line, rows_in_words, span_of
+from groupstate.inspect.words import (
+    FENCED,
+    counted,
+    how_known,
+    joined,
+    kind_of,
+    name_of,
+    one_line,
+    rows_in_words,
+    span_of,
+)
 
 
 @attrs.frozen
@@ -305,15 +315,6 @@ class _Teller:
         if live.trajectory_count or live.partition == ev.VALIDATION:
             return f"{phase} and sampleable, lag {self._lag(live)}"
         return f"{phase} without a trajectory, so it is never sampled"
-
-
-FENCED: Mapping[ev.FenceReason, str] = {
-    "duplicate": "the same result is recorded already",
-    "attempt": "another attempt is the session's latest",
-    "settled": "the session has ended another way",
-    "terminal": "the group has ended",
-    "gone": "the group has left the book",
-}
 
 
 def _took(before: Session, after: Session) -> str:

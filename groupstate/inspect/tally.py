@@ -50,7 +50,7 @@ UNSTARTED_WAIT: Final = "groups of which no session has begun"
 HELD_WAIT: Final = "admission, which is held"
 EXHAUSTED_WAIT: Final = "groups, and the source is exhausted"
 NOTHING_WAIT: Final = "groups, and none is in flight"
-RULES_WAIT: Final = "the rules: enough groups are sampleable"
+RULES_WAIT: Final = "the rules or the call itself: enough groups are sampleable"
 """What a training `sample()` waits for."""
 
 _NUMBER: Final = re.compile(r"\d+")

@@ -22,7 +22,7 @@ from groupstate.errors import BadInput
 from groupstate.inspect.overview import explained
 from groupstate.inspect.replay import applied
 from groupstate.inspect.story import slowest
-from groupstate.inspect.words import counted, in_words, joined, kind_of, name_of
+from groupstate.inspect.words import counted, in_words, joined, kind_of, name_of, span_of
 from groupstate.log.reading import beginning, read_book, read_log
 
 
@@ -347,7 +347,7 @@ def _step(record: ev.Record, ready: int, flying: int, request: OpenRequest) -> W
 
 def _let_go(record: ev.Record, group: Group | None, request: OpenRequest) -> str:
     """What happened in the event behind which nothing held it, and who had kept it so long."""
-    since = f"{kind_of(record.event)} after {(record.at_ns - request.at_ns) / 1e9:.3f} s, {in_words(record.event)}"
+    since = f"{kind_of(record.event)} after {span_of((record.at_ns - request.at_ns) / 1e9)}, {in_words(record.event)}"
     last = "" if group is None or group.phase not in TERMINAL else slowest(group)
     return f"{since}; {last}" if last else since
 

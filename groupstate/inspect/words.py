@@ -6,7 +6,7 @@ Rule 1: what comes out of a log is data: nothing in it may start a new line or d
 import datetime
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +20,15 @@ MESSAGE_SHOWN_MAX = 300
 
 STRETCHES_SHOWN_MAX = 6
 """Stretches of tokens of one version that a line names, the first ones and the last; `as_object` has them all."""
+
+FENCED: Final[Mapping[ev.FenceReason, str]] = {
+    "duplicate": "the same result is recorded already",
+    "attempt": "another attempt is the session's latest",
+    "settled": "the session has ended another way",
+    "terminal": "the group has ended",
+    "gone": "the group has left the book",
+}
+"""Why a result changed nothing."""
 
 _HUMP = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -73,6 +82,8 @@ def span_of(seconds: float) -> str:
         return f"{seconds:.3f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
@@ -238,7 +249,7 @@ _WORDS: Final[dict[type[ev.Event], Callable[[Any], str]]] = {
     ev.SessionStarted: _started,
     ev.SessionFinished: _finished,
     ev.SessionFailed: _failed,
-    ev.ResultFenced: lambda e: f"{_attempt(e)}, {e.result}: {e.reason}",
+    ev.ResultFenced: lambda e: f"{_attempt(e)}, {e.result}, changed nothing: {FENCED[e.reason]}",
     ev.BatchRequested: lambda e: (
         f"request {e.request}: {counted(e.size, 'group')} of {e.partition}, version {e.weight_version}"
     ),

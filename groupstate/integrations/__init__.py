@@ -1,1 +1,1 @@
-"""groupstate in other people's stacks. Each part is imported on demand and needs what it is a part of."""
+"""groupstate beside other systems, each imported only on demand and with an extra of its own."""

@@ -293,8 +293,8 @@ class Controller:
                 self.streak += 1
                 self.streak_reasons.update(evict.reasons)
         for requeue in judgement.requeues:
-            log.info("failed group starts over", group=requeue.group_id, reason=requeue.reason)
-            self.ledger.record(ev.GroupRequeued(requeue.group_id, requeue.reason, by_rule=True))
+            seq = self.ledger.record(ev.GroupRequeued(requeue.group_id, requeue.reason, by_rule=True))
+            log.info("failed group starts over", group=requeue.group_id, reason=requeue.reason, seq=seq)
         return bool(judgement.evictions or judgement.requeues)
 
     def _end_streak(self) -> None:
@@ -303,12 +303,19 @@ class Controller:
         self.streak_reasons.clear()
 
     def _record_eviction(self, evict: Evict) -> None:
-        log.info("group evicted", group=evict.group_id, reasons=evict.reasons, lag=evict.lag, credit=evict.credit)
         metric = self.rules.filter_metric if evict.shared_value is not None else None
-        self.ledger.record(
+        seq = self.ledger.record(
             ev.GroupEvicted(
                 evict.group_id, evict.reasons, evict.lag, evict.credit, evict.shared_value, metric or "", evict.message
             )
+        )
+        log.info(
+            "group evicted",
+            group=evict.group_id,
+            reasons=evict.reasons,
+            lag=evict.lag,
+            credit=evict.credit,
+            seq=seq,
         )
 
     def _forfeit(self) -> bool:
@@ -375,14 +382,15 @@ class Controller:
         self._published = False
         found = starving(self.book, self.rules)
         for starved in found:
+            seq = self.ledger.record(ev.DatasetStarved(*attrs.astuple(starved)))
             log.warning(
                 "no group of a dataset was sampled",
                 dataset=starved.dataset,
                 versions=starved.versions,
                 open_groups=starved.open_groups,
                 evicted=starved.evicted,
+                seq=seq,
             )
-            self.ledger.record(ev.DatasetStarved(*attrs.astuple(starved)))
         return bool(found)
 
     def _is_streak(self) -> bool:

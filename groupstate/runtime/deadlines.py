@@ -63,7 +63,10 @@ class Deadlines:
         """Length of the heap at which those of ended groups are thrown out."""
         self._numbers = itertools.count()
         self._sooner = Signal()
-        self._ledger.observers.append(self._note)
+        if self._session_s is not None:
+            self._ledger.listen(self._note_start, (ev.SessionStarted,))
+        if self._group_s is not None:
+            self._ledger.listen(self._note_group, (ev.GroupSubmitted, ev.GroupRequeued))
         for group in self._book.in_phase(Phase.PENDING):
             # Nobody was there to see to it before the run was opened, so its time begins anew.
             self._watch_group(group)
@@ -77,13 +80,16 @@ class Deadlines:
         """Deadlines that are kept in mind."""
         return len(self._heap)
 
-    def _note(self, record: ev.Record) -> None:
+    def _note_start(self, record: ev.Record) -> None:
         event = record.event
-        if isinstance(event, ev.SessionStarted):
-            if self._session_s is not None and not self._runs_here(event.group_id):
-                self._add(self._session_s, event.group_id, event.session, event.attempt)
-        elif self._group_s is not None and isinstance(event, (ev.GroupSubmitted, ev.GroupRequeued)):
-            self._watch_group(self._book.groups[event.group_id])
+        assert self._session_s is not None
+        assert isinstance(event, ev.SessionStarted)
+        if not self._runs_here(event.group_id):
+            self._add(self._session_s, event.group_id, event.session, event.attempt)
+
+    def _note_group(self, record: ev.Record) -> None:
+        assert isinstance(record.event, ev.GroupSubmitted | ev.GroupRequeued)
+        self._watch_group(self._book.groups[record.event.group_id])
 
     def _watch_group(self, group: Group) -> None:
         if self._group_s is not None:
@@ -136,7 +142,13 @@ class Deadlines:
         session = group.sessions[deadline.session]
         if session.attempt != deadline.attempt or session.state != "open":
             return
-        log.warning("session timed out", group=group.group_id, session=deadline.session, deadline_s=self._session_s)
+        log.warning(
+            "session timed out",
+            group=group.group_id,
+            session=deadline.session,
+            attempt=deadline.attempt,
+            deadline_s=self._session_s,
+        )
         self._ledger.fail(
             group.group_id, deadline.session, deadline.attempt, "timeout", timed_out(self._session_s), retryable=True
         )

@@ -56,8 +56,8 @@ class Drawing:
             position = self.source.position
             drawn = self._next()
             if drawn is None:
-                log.info("source exhausted", source=self.source.name, position=position)
-                self.ledger.record(ev.SourceExhausted(self.source.name, position))
+                seq = self.ledger.record(ev.SourceExhausted(self.source.name, position))
+                log.info("source exhausted", source=self.source.name, position=position, seq=seq)
                 return False
             prompt, position = drawn
             n = None

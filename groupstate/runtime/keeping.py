@@ -68,12 +68,11 @@ class Keeping:
             self._last_seq = self._log.snapshot_seq
             self._waypoint_seq = self._log.waypoint_seq
             self._log.on_snapshot = _told
-            ledger.observers.append(self._note)
+            ledger.listen(self._note, (ev.CheckpointMarked, ev.RunClosed))
             ledger.after_step = self._look
 
     def _note(self, record: ev.Record) -> None:
-        if isinstance(record.event, (ev.CheckpointMarked, ev.RunClosed)):
-            self._resting = True
+        self._resting = True
 
     def _look(self) -> None:
         """A step of the ledger is done. Is it time?"""
@@ -119,4 +118,6 @@ def _told(seq: int, error: Exception | None) -> None:
     if error is None:
         log.info("snapshot taken", seq=seq)
     else:
-        log.warning("no snapshot could be taken, or old events not be let go of; the log goes on", error=str(error))
+        log.warning(
+            "no snapshot could be taken, or old events not be let go of; the log goes on", seq=seq, error=str(error)
+        )

@@ -59,6 +59,10 @@ class Ledger:
         self.book = Book()
         self.observers: list[Observer] = []
         """Called after each record was applied; they take note and never record."""
+        self.listeners: dict[type[ev.Event], tuple[Observer, ...]] = {}
+        """The same for events of one kind, after the observers: who asks for few kinds costs the others nothing."""
+        self.whole_seq = 0
+        """The last event of the last step of which all is done: applied, and told to observers and listeners."""
         self.after_step: Callable[[], None] = lambda: None
         """Called once all that `record` wrote is applied."""
         self.settle: Callable[[], None] = lambda: None
@@ -98,16 +102,29 @@ class Ledger:
 
     def apply(self, records: Iterable[ev.Record]) -> None:
         """Take records that are in the log already into the book."""
-        apply, observers = self.book.apply, self.observers
+        apply, observers, listeners = self.book.apply, self.observers, self.listeners
         for record in records:
             apply(record)
             if self.endings and isinstance(record.event, ev.GroupFinished | ev.GroupFailed | ev.GroupRequeued):
                 self.endings.pop(record.event.group_id, None)
             for observer in observers:
                 observer(record)
+            for listener in listeners.get(type(record.event), ()):
+                listener(record)
         if self.book.released:
             self.log.payloads.free(self.book.released)
             self.book.released = []
+        self.whole_seq = self.book.last_seq
+
+    def listen(self, listener: Observer, kinds: Iterable[type[ev.Event]]) -> None:
+        """Call `listener` for each event of these kinds from here on."""
+        for kind in kinds:
+            self.listeners[kind] = (*self.listeners.get(kind, ()), listener)
+
+    def unlisten(self, listener: Observer, kinds: Iterable[type[ev.Event]]) -> None:
+        """Call it no more; where it wasn't called nothing changes."""
+        for kind in kinds:
+            self.listeners[kind] = tuple(each for each in self.listeners.get(kind, ()) if each != listener)
 
     # Sessions ----------------------------------------------------------------------------------------
 
@@ -198,13 +215,29 @@ class Ledger:
         if fenced:
             return fenced
         delay = self._retry_delay(group, session) if retryable else None
-        log.info("session failed", group=group_id, session=session, attempt=number, kind=failure, message=message)
         self._end(ev.SessionFailed(group_id, session, number, failure, cut(message), delay))
         return None
 
     def _end(self, event: ev.SessionFinished | ev.SessionFailed) -> None:
-        self.record(event)
+        if isinstance(event, ev.SessionFailed):
+            self._record_failure(event)
+        else:
+            self.record(event)
         self.settle()
+
+    def _record_failure(self, event: ev.SessionFailed) -> None:
+        seq = self.book.last_seq + 1
+        self.record(event)
+        # Without its text, which may be a prompt's or an answer's.
+        log.info(
+            "session failed",
+            group=event.group_id,
+            session=event.session,
+            attempt=event.attempt,
+            kind=event.failure,
+            retried=event.retry_in_s is not None,
+            seq=seq,
+        )
 
     def _retry_delay(self, group: Group, session: int) -> float | None:
         """Seconds until the next attempt, doubled each time; None if there is none."""
@@ -245,8 +278,10 @@ class Ledger:
         result: Literal["started", "finished", "failed"],
         reason: ev.FenceReason,
     ) -> None:
-        log.info("result fenced", group=group_id, session=session, attempt=attempt, result=result, reason=reason)
-        self.record(ev.ResultFenced(group_id, session, attempt, result, reason))
+        seq = self.record(ev.ResultFenced(group_id, session, attempt, result, reason))
+        log.info(
+            "result fenced", group=group_id, session=session, attempt=attempt, result=result, reason=reason, seq=seq
+        )
 
     @staticmethod
     def _need_open(group: Group, session: int) -> None:
@@ -264,7 +299,7 @@ class Ledger:
         for number, session in enumerate(self.book.group(group_id).sessions):
             if session.state not in SETTLED:
                 message = cut(ending.message)
-                self.record(ev.SessionFailed(group_id, number, session.attempt, ending.failure, message))
+                self._record_failure(ev.SessionFailed(group_id, number, session.attempt, ending.failure, message))
         self.settle()
 
     def mark_ending(self, group_id: str, ending: Ending) -> Ending:

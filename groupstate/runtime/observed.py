@@ -2,7 +2,8 @@
 
 The listing of such a system (verl's TransferQueue) is taken again and again by a plain loop; what changed since the
 last one is recorded as events of sessions that are marked `observed`. No event loop is needed or used, so the log must
-keep what is posted on the caller's thread: `MemoryLog`, or `FileLog(inline=True)`. One thread calls.
+keep what is posted on the caller's thread: `MemoryLog`, `FileLog(inline=True)`, or `FileLog(later=steps)` with `Steps`,
+which makes one commit of what one listing led to. One thread calls.
 
 Rule 1: a session's end is recorded only once its group's status is terminal: before that nobody knows whether its
 trajectories are all there. Then the ends of all sessions are recorded at once, in order. In a failed group a session
@@ -20,99 +21,58 @@ were taken isn't in the log: after a run was opened again, those whose ids had n
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
 
 import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.book import Book
+from groupstate.core.evict import reasons_of
 from groupstate.core.explain import Explanation
 from groupstate.core.group import SETTLED, Group
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Rules
+from groupstate.core.select import at_lag_bound
 from groupstate.core.supply import refill_room
-from groupstate.core.trajectory import WEIGHT_VERSION_MAX, record_without_tokens
-from groupstate.errors import BadInput, BadSettings, LogError, LogFailed, UnusableResult
+from groupstate.errors import BadSettings, LogError, LogFailed, UnusableResult
 from groupstate.log.port import EventLog
 from groupstate.logs import Logger
 from groupstate.runtime import recovery
-from groupstate.runtime.controller import Claim, Controller
+from groupstate.runtime.controller import Claim, Controller, Waiter
 from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import MESSAGE_CHARS_MAX, Ledger
+from groupstate.runtime.recovery import CheckpointMark
+from groupstate.runtime.reported import (
+    ENDED,
+    SIZE_MAX,
+    Listing,
+    Reported,
+    ReportedRow,
+    RowKey,
+    malformed,
+    mark_of,
+    record_of_row,
+)
 from groupstate.runtime.sampler import Sampler
 
 log = Logger("groupstate.observed")
 
-STATUSES: Final = ("pending", "running", "finished", "failure")
-ENDED: Final = ("finished", "failure")
 
-SIZE_MAX: Final = 65_536
-"""Sessions of a group; a larger size is a tag that was misread."""
+class Steps:
+    """The steps of a `FileLog(later=steps)`, taken when the feed says so: what was posted since becomes one commit."""
 
+    def __init__(self) -> None:
+        self._due: list[Callable[[], None]] = []
 
-@attrs.frozen(order=True)
-class RowKey:
-    """Names one trajectory; `str()` of it is the text form."""
+    def __call__(self, step: Callable[[], None]) -> None:
+        self._due.append(step)
 
-    group_id: str
-    session: int
-    index: int
-
-    def __str__(self) -> str:
-        return f"{self.group_id}_{self.session}_{self.index}"
-
-
-def split_key(text: str) -> RowKey:
-    """Read `{group_id}_{session}_{index}` from the right, since a group id may hold underscores.
-
-    Whether a key is that of a trajectory at all can't be seen from its text: only its tags say so.
-
-    Raises:
-        BadInput: it doesn't end in two numbers.
-    """
-    group_id, *numbers = text.rsplit("_", 2)
-    if not group_id or len(numbers) != 2 or not all(map(_is_number, numbers)):
-        raise BadInput(f"key {text!r} is none of a trajectory; it must be '<group id>_<session>_<index>'")
-    return RowKey(group_id, int(numbers[0]), int(numbers[1]))
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 19
-
-
-@attrs.frozen(kw_only=True)
-class ReportedRow:
-    """What is known of one trajectory; its tokens stay outside."""
-
-    metrics: Mapping[str, float] = attrs.field(factory=dict)
-    prompt_tokens: int = 0
-    response_tokens: int = 0
-    spans: tuple[ev.VersionSpan, ...] = ()
-    versions: tuple[int, int] | None = None
-    """Oldest and newest weight version of its tokens, in place of spans where that is all that is known. Which
-    tokens were the newest version's is not known then; the last one stands for them."""
-
-
-@attrs.frozen(kw_only=True)
-class Reported:
-    """One group of a listing. Nothing is checked here: whatever was read outside may be put in."""
-
-    status: str
-    """`pending`, `running`, `finished` or `failure`."""
-    stamp: int
-    """Weight version at dispatch."""
-    size: int | None = None
-    """Sessions; None where it isn't known."""
-    partition: str = ev.TRAIN
-    rows: Mapping[tuple[int, int], ReportedRow] = attrs.field(factory=dict)
-    """Trajectories by (session, index)."""
-
-
-Listing = Mapping[str, Reported]
-"""By group id: every group that the system outside holds."""
+    def take(self) -> None:
+        """Keep all that was posted. What goes wrong is the log's, which says so to whoever needs it kept."""
+        while self._due:
+            self._due.pop()()
 
 
 @attrs.frozen
@@ -145,18 +105,19 @@ class _Seen:
 
 
 class StatusFeed:
-    def __init__(self, ledger: Ledger, controller: Controller, *, group_size: int) -> None:
+    def __init__(self, ledger: Ledger, controller: Controller, *, group_size: int, steps: Steps | None = None) -> None:
         """
         Args:
             controller: one without a source.
             group_size: sessions of a group whose size isn't reported.
+            steps: what the log was given as `later`.
 
         Raises:
             BadSettings: the log needs an event loop, or the controller draws prompts by itself.
         """
         if ledger.log.payloads.blocks:
             raise BadSettings(
-                "a status feed needs a log that keeps events on the caller's thread: FileLog(inline=True)"
+                "a status feed needs a log that keeps events on the caller's thread: FileLog(inline=True) or (later=)"
             )
         if controller.source is not None:
             raise BadSettings("a status feed needs a controller without a source: prompts are dispatched outside")
@@ -167,6 +128,7 @@ class StatusFeed:
         self.group_size = integer("group_size", group_size, least=1, most=SIZE_MAX, error=BadSettings)
         self.explanation: Explanation | None = None
         """Why the latest `sample_now` had nothing to give; None if it gave a batch."""
+        self._steps = steps or Steps()
         self._sampler = Sampler(controller)
         self._seen: dict[str, _Seen] = {group_id: _Seen() for group_id in self.book.groups}
         self._evicted: dict[str, None] = {}
@@ -185,28 +147,36 @@ class StatusFeed:
         *,
         group_size: int,
         weight_version: int | None = None,
+        resume: Callable[[Ledger], CheckpointMark | None] = lambda ledger: None,
+        steps: Steps | None = None,
         snapshot_events: int = EVENTS_PER_SNAPSHOT,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> "StatusFeed":
         """A feed on a log, which is new or is gone on with.
 
         Args:
+            resume: says which mark to go back to in a log that is gone on with; None for none. The mark's weight
+                version then counts, in place of `weight_version`. It may commit batches that would come back.
+            steps: what the log was given as `later`.
             snapshot_events: events between two snapshots, which make beginning again quick; written on this thread.
         """
         snapshot_events = checked_events(snapshot_events)
         weight_version = integer_or_none("weight_version", weight_version, error=BadSettings)
         ledger = Ledger(event_log, rules, clock_ns=clock_ns)
         recovery.load(ledger)
-        feed = cls(ledger, Controller(ledger, None, group_size=group_size), group_size=group_size)
+        feed = cls(ledger, Controller(ledger, None, group_size=group_size), group_size=group_size, steps=steps)
         Keeping(ledger, events=snapshot_events)
         if not feed.book.run_id:
             run_id = str(getattr(event_log, "log_id", "memory"))
             recovery.start(ledger, run_id=run_id, weight_version=weight_version or 0, seed=0)
         else:
             torn_bytes = getattr(event_log, "torn_bytes", 0)
-            recovery.recover(ledger, torn_bytes=torn_bytes, weight_version=weight_version)
+            mark = resume(ledger)
+            version = weight_version if mark is None else None
+            recovery.recover(ledger, torn_bytes=torn_bytes, weight_version=version, resume_at=mark)
             feed.controller.rejudge()
         ledger.settle()
+        feed._steps.take()
         return feed
 
     def close(self, reason: str = "closed") -> None:
@@ -231,20 +201,34 @@ class StatusFeed:
         Raises:
             LogFailed: the log is broken.
         """
-        unseen, self._seen = self._seen, {}
-        for group_id, report in listing.items():
-            seen = self._seen[group_id] = unseen.pop(group_id) if group_id in unseen else _Seen()
-            if seen.mark is None or seen.mark != _mark(report):
+        self.observe_changes(listing, [group_id for group_id in self._seen if group_id not in listing])
+
+    def observe_changes(self, changed: Listing, removed: Iterable[str] = ()) -> None:
+        """The same for a caller that knows what has changed. Costs what is given.
+
+        Args:
+            changed: groups that are listed and may have changed; others are as they were.
+            removed: groups that aren't listed any more.
+
+        Raises:
+            LogFailed: the log is broken.
+        """
+        for group_id, report in changed.items():
+            seen = self._seen.setdefault(group_id, _Seen())
+            if seen.mark is None or seen.mark != mark_of(report):
                 self._take(group_id, report, seen)
-        for group_id in unseen:
+        for group_id in removed:
+            self._seen.pop(group_id, None)
             self._removed(group_id)
+        # Once, since rules and samplers must see the whole listing: what comes last in it may be the oldest.
+        self.ledger.settle()
+        self._steps.take()
 
     def _take(self, group_id: str, report: Reported, seen: _Seen) -> None:
-        problem = _malformed(group_id, report)
+        problem = malformed(group_id, report)
         if not problem:
             problem = self._step(group_id, report, seen)
-            seen.mark = _mark(report)
-            self.ledger.settle()
+            seen.mark = mark_of(report)
         else:
             # What is put right later may look the same from afar.
             seen.mark = None
@@ -332,9 +316,15 @@ class StatusFeed:
             return _failure(group, number, "empty", "its group is reported as finished, and it has no trajectory")
         who = f"of session {number} of group {group.group_id!r}"
         try:
-            records = tuple(_record(index, row, f"trajectory {index} {who}") for index, row in rows.items())
+            records = tuple(record_of_row(index, row, f"trajectory {index} {who}") for index, row in rows.items())
         except UnusableResult as error:
-            log.warning("a reported trajectory is unusable", group=group.group_id, session=number, error=str(error))
+            log.warning(
+                "a reported trajectory is unusable",
+                group=group.group_id,
+                session=number,
+                attempt=group.sessions[number].attempt,
+                error=str(error),
+            )
             return _failure(group, number, "refused", str(error))
         return ev.SessionFinished(group.group_id, number, group.sessions[number].attempt, records, observed=True)
 
@@ -345,7 +335,13 @@ class StatusFeed:
             raise
         except LogError as error:
             # Nothing was written: what got past the door can't be kept, and that is this session's failure alone.
-            log.warning("a reported session can't be kept", group=group.group_id, session=end.session, error=str(error))
+            log.warning(
+                "a reported session can't be kept",
+                group=group.group_id,
+                session=end.session,
+                attempt=end.attempt,
+                error=str(error),
+            )
             self.ledger.record(_failure(group, end.session, "refused", str(error)))
 
     def _after_end(self, group_id: str, group: Group | None, report: Reported, seen: _Seen) -> str:
@@ -379,14 +375,17 @@ class StatusFeed:
         group = self.book.groups.get(group_id)
         if group is None:
             return
-        if not group.in_flight:
+        if group.in_flight:
+            log.warning("a group in flight was removed outside", group=group_id)
+            for number, session in enumerate(group.sessions):
+                if session.state not in SETTLED:
+                    self.ledger.record(_failure(group, number, "lost", "its group was removed outside"))
+            group = self.book.groups[group_id]
+        else:
             self._damaged(group, "it was removed outside")
-            return
-        log.warning("a group in flight was removed outside", group=group_id)
-        for number, session in enumerate(group.sessions):
-            if session.state not in SETTLED:
-                self.ledger.record(_failure(group, number, "lost", "its group was removed outside"))
-        self.ledger.settle()
+        if group.partition == ev.VALIDATION and group.phase in TERMINAL:
+            # The rules evict none, so it leaves by a batch that nobody gets.
+            self.controller.discard([group])
 
     def _damaged(self, group: Group, text: str) -> None:
         """Trajectories of a group that could be sampled are gone: the rules evict it."""
@@ -395,9 +394,78 @@ class StatusFeed:
         log.warning("a group lost trajectories", group=group.group_id, text=text)
         self.controller.mark_damaged({group.group_id: text})
         self._in_vain = None
-        self.ledger.settle()
 
     # Batches -----------------------------------------------------------------------------------------
+
+    def ask(self, batch_size: int, *, weight_version: int | None = None, partition: str = ev.TRAIN) -> Waiter:
+        """Wait for the oldest `batch_size` groups while listings come in: `answer` has them once there are so many.
+
+        Raises:
+            WeightVersionError: `weight_version` is below the current one.
+            SampleError: such a batch can't be asked for.
+            LogFailed: the log is broken.
+        """
+        batch_size = self._sampler.check(batch_size, partition)
+        self.publish(weight_version)
+        return self.controller.request(batch_size, partition)
+
+    def answer(self, waiter: Waiter) -> Sampled | None:
+        """The batch that was asked for; None if it isn't there yet, and `explain` says why.
+
+        Raises:
+            SampleError: the batch can't come (see its subclasses); what is sampleable stays so.
+            LogFailed: the log is broken.
+        """
+        if waiter.error is not None:
+            raise waiter.error
+        if waiter.claim is None:
+            return None
+        self._need_kept(waiter.claim.seq)
+        return _sampled(waiter.claim)
+
+    def withdraw(self, waiter: Waiter, reason: str) -> None:
+        """Whoever asked doesn't wait any more; a batch that he was given goes back."""
+        self.controller.withdraw(waiter, reason)
+        self._steps.take()
+
+    def publish(self, weight_version: int | None) -> None:
+        """Make a weight version the current one; None leaves it as it is.
+
+        Raises:
+            WeightVersionError: it is below the current one.
+        """
+        weight_version = integer_or_none("weight_version", weight_version)
+        if weight_version is not None:
+            self.ledger.publish(weight_version)
+
+    def sampleable(self, *, weight_version: int | None = None, partition: str = ev.TRAIN) -> list[str]:
+        """Groups that could be sampled, oldest first; takes nothing.
+
+        Args:
+            weight_version: as if it were published, where it is above the current one.
+        """
+        ready = self.book.ready(partition)
+        if partition != ev.TRAIN:
+            return [group.group_id for group in ready]
+        ahead = max(0, (weight_version or 0) - self.book.weight_version)
+        return [group.group_id for group in ready if not self._reasons(group, ahead)]
+
+    def _reasons(self, group: Group, ahead: int) -> object:
+        """What would keep a group from being sampled so many weight versions later; falsy if nothing."""
+        lag = self.book.lag(group)
+        if group.kept_lag is None:
+            # One that is newer than the current version has a lag of 0 for a while yet.
+            lag = max(0, self.book.weight_version + ahead - group.aged_from)
+        return reasons_of(group, lag, self.rules, damaged=group.group_id in self.controller.damaged)
+
+    def held_by(self, partition: str = ev.TRAIN) -> str | None:
+        """The group in flight that `on_stale="wait"` waits for, by itself or with whoever samples; None if none."""
+        group = at_lag_bound(self.book, self.rules, partition)
+        return None if group is None else group.group_id
+
+    def explain(self, partition: str = ev.TRAIN) -> Explanation:
+        """What the oldest batch that was asked for waits for."""
+        return self._sampler.explain(partition)
 
     def sample_now(
         self, batch_size: int, *, weight_version: int | None = None, partition: str = ev.TRAIN
@@ -415,22 +483,16 @@ class StatusFeed:
             LogFailed: the log is broken.
         """
         batch_size = self._sampler.check(batch_size, partition)
-        weight_version = integer_or_none("weight_version", weight_version)
-        if weight_version is not None:
-            self.ledger.publish(weight_version)
+        self.publish(weight_version)
         if self._in_vain == (self.book.last_seq, batch_size, partition):
             return None
         waiter = self.controller.request(batch_size, partition)
-        if waiter.error is not None:
-            raise waiter.error
-        if waiter.claim is None:
-            self.explanation = self._sampler.explain(partition)
-            self.controller.withdraw(waiter, "nothing now")
+        sampled = self.answer(waiter)
+        self.explanation = None if sampled else self.explain(partition)
+        if sampled is None:
+            self.withdraw(waiter, "nothing now")
             self._in_vain = self.book.last_seq, batch_size, partition
-            return None
-        self._need_kept(waiter.claim.seq)
-        self.explanation = None
-        return _sampled(waiter.claim)
+        return sampled
 
     def commit(self, batch: Sampled | int) -> None:
         """The trainer is done with a batch, for good.
@@ -442,6 +504,17 @@ class StatusFeed:
         seq = self.ledger.record(ev.BatchCommitted(_number(batch)))
         self.ledger.settle()
         self._need_kept(seq)
+
+    def mark(self, name: str = "") -> CheckpointMark:
+        """Mark this place in the log; `begin(resume=...)` goes back to it.
+
+        Raises:
+            LogFailed: the log is broken.
+        """
+        mark = recovery.mark(self.ledger, name)
+        self.ledger.settle()
+        self._need_kept(mark.seq)
+        return mark
 
     def release(self, batch: Sampled | int) -> None:
         """Give a batch back untrained. A group of it that isn't listed any more is evicted as damaged.
@@ -460,6 +533,10 @@ class StatusFeed:
         self._need_kept(seq)
 
     def _need_kept(self, seq: int) -> None:
+        self._steps.take()
+        if self.ledger.log.durable_seq < seq:
+            # Such a log has nothing to wait for: it has failed, and says so to whoever posts.
+            self.ledger.log.post([])
         assert self.ledger.log.durable_seq >= seq, "a log that keeps events on this thread has kept what it took"
 
     # What the caller has to do outside -----------------------------------------------------------------
@@ -473,8 +550,17 @@ class StatusFeed:
     def take_refills(self) -> int:
         """How many prompts to dispatch now in the place of evicted groups, beyond those that were taken before."""
         count = max(0, min(len(self.book.credits), refill_room(self.book, self.rules)) - self._taken)
+        count -= count % self.rules.refill_multiple
         self._taken += count
         return count
+
+    def return_refills(self, count: int) -> None:
+        """So many of the refills that were taken were not dispatched: they are owed again.
+
+        Raises:
+            BadInput: there aren't so many.
+        """
+        self._taken -= integer("count", count, least=0, most=self._taken)
 
     def give_up_refills(self, reason: str = "no more prompts") -> int:
         """Forfeit all refills that are owed, those that were taken and did not show up included; says how many."""
@@ -483,66 +569,6 @@ class StatusFeed:
             self.ledger.record(ev.RefillForfeited(count, reason))
             self.ledger.settle()
         return count
-
-
-def _mark(report: Any) -> tuple[str, int] | None:
-    return (report.status, len(report.rows)) if isinstance(report, Reported) and _has_rows(report) else None
-
-
-def _has_rows(report: Reported) -> bool:
-    return isinstance(report.rows, Mapping)
-
-
-def _malformed(group_id: Any, report: Any) -> str:
-    """What is wrong with the form of a report, as text."""
-    if not isinstance(group_id, str) or not group_id:
-        return "its id must be a string that is not empty"
-    if not isinstance(report, Reported) or not _has_rows(report):
-        return f"its report is {type(report).__name__}; it must be a Reported, whose rows are a mapping"
-    if report.status not in STATUSES:
-        return f"its status is {report.status!r}; it must be one of {', '.join(STATUSES)}"
-    if not _is_int(report.stamp, -WEIGHT_VERSION_MAX, WEIGHT_VERSION_MAX):
-        return f"its stamp is {report.stamp!r}; it must be a weight version"
-    if report.size is not None and not _is_int(report.size, 1, SIZE_MAX):
-        return f"its size is {report.size!r}; it must be from 1 to {SIZE_MAX}, or None"
-    if report.partition not in (ev.TRAIN, ev.VALIDATION):
-        return f"its partition is {report.partition!r}; it must be {ev.TRAIN!r} or {ev.VALIDATION!r}"
-    strange = [key for key in report.rows if not _is_place(key)]
-    return f"it has a trajectory {strange[0]!r}; it must be (session, index)" if strange else ""
-
-
-def _is_place(key: Any) -> bool:
-    return isinstance(key, tuple) and len(key) == 2 and all(_is_int(number, 0, WEIGHT_VERSION_MAX) for number in key)
-
-
-def _is_int(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _record(index: int, row: Any, who: str) -> ev.TrajectoryRecord:
-    if not isinstance(row, ReportedRow):
-        raise UnusableResult(f"{who} is {type(row).__name__}; it must be a ReportedRow")
-    return record_without_tokens(
-        index,
-        metrics=row.metrics,
-        prompt_tokens=row.prompt_tokens,
-        response_tokens=row.response_tokens,
-        spans=row.spans if row.versions is None else _spans(row.versions, row.response_tokens, who),
-        who=who,
-    )
-
-
-def _spans(versions: Any, count: Any, who: str) -> tuple[ev.VersionSpan, ...]:
-    """The spans that stand for the oldest and the newest version."""
-    try:
-        oldest, newest = versions
-        if oldest > newest:
-            raise ValueError
-        if oldest == newest or count < 2:
-            return (ev.VersionSpan(0, count, oldest),) if count else ()
-    except (TypeError, ValueError):
-        raise UnusableResult(f"{who} has versions = {versions!r}; it must be (oldest, newest)") from None
-    return ev.VersionSpan(0, count - 1, oldest), ev.VersionSpan(count - 1, count, newest)
 
 
 def _failure(group: Group, number: int, failure: ev.FailureKind, message: str) -> ev.SessionFailed:

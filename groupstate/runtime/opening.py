@@ -39,6 +39,7 @@ from groupstate.runtime.sharing import sharable
 from groupstate.runtime.signals import close_on_signal, signals_named
 from groupstate.runtime.source_identity import check_same, identity
 from groupstate.runtime.sources import as_source
+from groupstate.runtime.tracking import TrackBy, Tracker, Tracking, exit_code_of
 
 
 @contextlib.asynccontextmanager
@@ -67,6 +68,8 @@ async def open_run(
     log: EventLog | None = None,
     snapshot_events: int = EVENTS_PER_SNAPSHOT,
     seed: int = 0,
+    trackers: Sequence[Tracker] = (),
+    track_by: TrackBy = "weight_version",
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> AsyncIterator[Run]:
     """Open a run, new or again, and close it at the end of the block.
@@ -101,6 +104,9 @@ async def open_run(
         take_over: take the run from a writer on another host, of whom nobody here can tell whether it lives.
         log: an event log to use instead of `path`.
         snapshot_events: events between two snapshots, which make opening quick.
+        trackers: where numbers go besides, such as W&B or a file (`groupstate.integrations.trackers`): the metrics of
+            each batch, how the run stands, and what `run.track` is given. They are finished once the run has closed.
+        track_by: the step of what they get: the `weight_version` of a batch, or the number of the `batch`.
 
     Raises:
         LogInUse: another process writes this run.
@@ -113,7 +119,7 @@ async def open_run(
     """
     _need_asyncio()
     options.check_log(log)
-    event_log = log
+    event_log, tracking = log, Tracking()
     try:
         options.check_path(path)
         options.check_rules(rules)
@@ -128,6 +134,8 @@ async def open_run(
         snapshot_events, keep_log = checked_events(snapshot_events), checked_keep(keep_log)
         signals = signals_named(close_on)
         prompts = None if source is None else as_source(source)
+        tracking = Tracking(trackers, by=track_by)
+        await tracking.start()
         if event_log is None:
             event_log = _open_log(path, durability, keep_log, take_over, disk_bytes_max, disk_free_min_bytes)
         elif path is not None:
@@ -151,25 +159,46 @@ async def open_run(
             check_same(ledger.book, prompts)
         _begin(run, event_log, weight_version, resume_at, on_rewind, seed)
         run._compare_engine()
-    except BaseException:
-        if event_log is not None:
-            with anyio.CancelScope(shield=True):
-                await event_log.aclose()
+        run._track_with(tracking)
+    except BaseException as error:
+        try:
+            if event_log is not None:
+                with anyio.CancelScope(shield=True):
+                    await event_log.aclose()
+        finally:
+            await tracking.finish(exit_code_of(error, tracking.signal))
         raise
+    try:
+        async with _running(run, signals):
+            yield run
+    except BaseException as error:
+        on_purpose = run.final_mark is not None
+        await tracking.finish(exit_code_of(error, tracking.signal, closed_on_purpose=on_purpose))
+        raise
+    await tracking.finish(0)
+
+
+@contextlib.asynccontextmanager
+async def _running(run: Run, signals: Sequence[signal.Signals]) -> AsyncIterator[None]:
+    """All that runs beside the block of a run; in the end the run is closed.
+
+    Raises:
+        What the block raised, or the closing, or what nobody was told of.
+    """
     failure: BaseException | None = None
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         run.portal = portal
         tasks.start_soon(run._watch_log)
         if signals:
             await tasks.start(close_on_signal, run, signals)
-        if (space := controller.space) is not None:
+        if (space := run._controller.space) is not None:
             tasks.start_soon(run._watch_space, space)
         if run.deadlines.needed:
             tasks.start_soon(run.deadlines.run)
-        if session is not None:
+        if run._rollout is not None:
             tasks.start_soon(run._run_rollout)
         try:
-            yield run
+            yield
         except BaseException as error:
             # Raised again below, outside of the task groups, which would wrap it.
             failure = error

@@ -56,6 +56,14 @@ class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise BadMark(f"not a checkpoint mark: {error}") from error
 
 
+def mark(ledger: Ledger, name: str = "") -> CheckpointMark:
+    """Mark this place in the log."""
+    book = ledger.book
+    number, version, lineage = book.last_mark + 1, book.weight_version, book.lineage
+    seq = ledger.record(ev.CheckpointMarked(number, version, lineage, name))
+    return CheckpointMark(run_id=book.run_id, mark=number, seq=seq, weight_version=version, lineage=lineage, name=name)
+
+
 def load(ledger: Ledger) -> None:
     """Fold the log into the ledger's book, from its newest snapshot on that can be read, if there is one.
 
@@ -158,7 +166,7 @@ def recover(
     running = [group.group_id for group in book.in_phase(Phase.RUNNING)]
     for group_id in running:
         ledger.record(ev.GroupRequeued(group_id, "recovery"))
-    log.info("run recovered", events=book.last_seq, torn_bytes=torn_bytes, requeued=len(running), lineage=lineage)
+    log.info("run recovered", seq=book.last_seq, torn_bytes=torn_bytes, requeued=len(running), lineage=lineage)
 
 
 def _evict_abandoned(ledger: Ledger, mark: CheckpointMark) -> None:

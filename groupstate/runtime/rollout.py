@@ -260,7 +260,13 @@ class Rollout:
 
     def _expire(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
         """A session past its deadline that gave no result all the same."""
-        log.warning("session timed out", group=ctx.group_id, session=ctx.session, deadline_s=self._deadline_s)
+        log.warning(
+            "session timed out",
+            group=ctx.group_id,
+            session=ctx.session,
+            attempt=ctx.attempt,
+            deadline_s=self._deadline_s,
+        )
         if not task.done():
             self._give_up(task, ctx)
         who = (ctx.group_id, ctx.session, ctx.attempt)
@@ -281,7 +287,13 @@ class Rollout:
             self._ledger.finish(ctx.group_id, ctx.session, ctx.attempt, result)
         except UnusableResult as error:
             # It is recorded as the session's failure; a siblings' matter it is not.
-            log.warning("a session's result was refused", group=ctx.group_id, session=ctx.session, error=str(error))
+            log.warning(
+                "a session's result was refused",
+                group=ctx.group_id,
+                session=ctx.session,
+                attempt=ctx.attempt,
+                error=str(error),
+            )
 
     async def _end_cancelled(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
         """See a cancelled session to its end; past the grace it is lost and what it yet returns is fenced."""
@@ -299,7 +311,7 @@ class Rollout:
         """Wait no longer for a session that ignores its cancellation."""
         self._stubborn.add(task)
         task.add_done_callback(lambda _: self._late(task, ctx))
-        log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session)
+        log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session, attempt=ctx.attempt)
 
     def _late(self, task: "asyncio.Task[SessionResult]", ctx: SessionContext) -> None:
         """A session that was given up as lost has ended after all: what it yields is fenced."""
@@ -310,7 +322,13 @@ class Rollout:
         try:
             self._finish(ctx, task.result())
         except GroupstateError as error:
-            log.error("a late result can't be recorded", group=ctx.group_id, session=ctx.session, error=str(error))
+            log.error(
+                "a late result can't be recorded",
+                group=ctx.group_id,
+                session=ctx.session,
+                attempt=ctx.attempt,
+                error=str(error),
+            )
 
     def _current(self, ctx: SessionContext) -> bool:
         """Whether this attempt is still the open one (a requeue has ended it otherwise)."""

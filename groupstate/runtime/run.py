@@ -6,7 +6,7 @@ Rule 2: what a caller was told is durable first: batches, marks, commits.
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -36,6 +36,7 @@ from groupstate.errors import (
 )
 from groupstate.log.space import LOOK_EVERY_NS, Space
 from groupstate.logs import Logger
+from groupstate.runtime import recovery
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.handles import GroupHandle
@@ -44,6 +45,7 @@ from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.sampler import Sampler, check_partition
 from groupstate.runtime.session import describe
+from groupstate.runtime.tracking import TrackerState, Tracking
 from groupstate.runtime.turns import TrainerTurn
 from groupstate.runtime.validation import validated
 
@@ -84,6 +86,7 @@ class Run:
         """The block of `open_run` was left, so that nothing more comes from there."""
         self.final_mark: CheckpointMark | None = None
         """The mark that the closing made (`close(mark=True)`, `close_on`); None if it made none."""
+        self._tracking = Tracking()
         self._frontier: FrontierTracker | None = None
         self._rollout_scope = anyio.CancelScope()
         self._rollout_ended = anyio.Event()
@@ -148,7 +151,31 @@ class Run:
 
         return self.in_loop(look)
 
+    @property
+    def trackers(self) -> tuple[TrackerState, ...]:
+        """What became of the calls to each tracker, in their order."""
+        return self._tracking.states()
+
     # Driving -----------------------------------------------------------------------------------------
+
+    def track(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Send numbers of your own, such as a loss, to the run's trackers. Without trackers it only checks them.
+
+        Args:
+            metrics: one number by name, of whatever library.
+            step: None is the current weight version.
+
+        Raises:
+            BadInput: a name that is no string, a value that is no number, or a step that is none; nothing was sent.
+            RunIsClosed: the run is closed.
+        """
+        self.in_loop(lambda: self._tracking.track(metrics, step))
+
+    def _track_with(self, tracking: Tracking) -> None:
+        """Where batches are told, from now on."""
+        tracking.follow(self.book)
+        self._tracking = tracking
+        self._sampler.given.append(tracking.sampled)
 
     def submit(
         self,
@@ -416,18 +443,10 @@ class Run:
         """Mark this place in the log. Keep the mark beside the weights; `open_run(resume_at=mark)` goes back."""
         string("name", name)
         self._need_log("mark a checkpoint")
-        mark = self._mark(name)
+        mark = recovery.mark(self.ledger, name)
         self._controller.settle()
         await self.ledger.log.durable(mark.seq)
         return mark
-
-    def _mark(self, name: str) -> CheckpointMark:
-        book = self.book
-        number, version, lineage = book.last_mark + 1, book.weight_version, book.lineage
-        seq = self.ledger.record(ev.CheckpointMarked(number, version, lineage, name))
-        return CheckpointMark(
-            run_id=book.run_id, mark=number, seq=seq, weight_version=version, lineage=lineage, name=name
-        )
 
     async def close(self, reason: str = "closed", *, mark: bool = False) -> None:
         """Stop admitting, let sessions end within the grace, put the rest back, keep everything. Idempotent.
@@ -496,7 +515,7 @@ class Run:
         for group in list(self.book.in_phase(Phase.RUNNING)):
             self.ledger.record(ev.GroupRequeued(group.group_id, f"the run closed: {reason}"))
         if mark:
-            self.final_mark = self._mark(reason)
+            self.final_mark = recovery.mark(self.ledger, reason)
         self.ledger.record(ev.RunClosed(reason))
 
     def hurry(self) -> None:

@@ -36,6 +36,8 @@ class Sampler:
         self._engine = engine
         self._ledger = controller.ledger
         self._book: Book = controller.book
+        self.given: list[Callable[[Batch], None]] = []
+        """Called with each batch before its sampler has it; they take note and never raise."""
 
     async def sample(
         self,
@@ -72,6 +74,8 @@ class Sampler:
         while True:
             batch = await self._claimed(batch_size, partition, patience, wanted)
             if batch is not None:
+                for observer in self.given:
+                    observer(batch)
                 return batch
 
     async def _claimed(
@@ -254,7 +258,7 @@ class Quiet:
         stall_s = self._controller.rules.stall_s or math.inf
         quiet_s = (self._now_ns() - max(self._told_at_ns, self._controller.progress_at_ns)) / 1e9
         if quiet_s >= stall_s:
-            log.warning(f"{self._what} is stalled", explanation=str(self._explained()))
+            log.warning("a wait is stalled", call=self._what, explanation=str(self._explained()))
             self._told_at_ns = self._now_ns()
             quiet_s = 0.0
         left = self._patience.until - anyio.current_time()

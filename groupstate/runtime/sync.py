@@ -4,7 +4,7 @@ The run lives on an event loop in a thread of its own; sessions and engines run 
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar, TypeVarTuple
 
 import anyio.from_thread
@@ -21,6 +21,7 @@ from groupstate.runtime import opening, turns
 from groupstate.runtime.handles import GroupHandle
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.run import Run as AsyncRun
+from groupstate.runtime.tracking import TrackerState
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -89,6 +90,13 @@ class Run:
 
     def frontier(self) -> tuple[SourceFrontier, ...]:
         return self._inner.frontier()
+
+    @property
+    def trackers(self) -> tuple[TrackerState, ...]:
+        return self._inner.trackers
+
+    def track(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
+        self._inner.track(metrics, step=step)
 
     def submit(self, prompt: Any, **options: Any) -> GroupHandle:
         return self._inner.submit(prompt, **options)
@@ -182,8 +190,11 @@ def open_run(path: Any = None, **options: Any) -> Iterator[Run]:
     """
     with (
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
+        contextlib.ExitStack() as watching,
         portal.wrap_async_context_manager(opening.open_run(path, **options)) as inner,
     ):
+        # Left after the run, whose event loop is on another thread, which gets no signals.
+        watching.enter_context(inner._tracking.on_main_thread())
         run = Run(inner, portal)
         try:
             yield run

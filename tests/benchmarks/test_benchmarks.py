@@ -26,6 +26,8 @@ NAMES = [
     "report",
     "view",
     "simulated",
+    "telemetry",
+    "trackers",
     *(["sessions"] if importlib.util.find_spec("torch") else []),
 ]
 

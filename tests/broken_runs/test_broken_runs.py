@@ -123,7 +123,7 @@ DRY = HERE / "dry_source"
 def test_show_says_that_the_source_is_exhausted_and_what_the_filter_took() -> None:
     out = lines("show", DRY)
 
-    assert "run\tsource\t8 prompts, exhausted" in out
+    assert "run\tsource\t8 prompts drawn, exhausted" in out
     assert "totals\tevicted/zero_variance\t3" in out
 
 
@@ -209,6 +209,14 @@ def test_check_of_a_double_sample_cites_both_batches() -> None:
     ]
 
 
+def test_the_page_of_a_double_sample_is_written_and_says_where_to_ask_what_is_wrong(tmp_path: Path) -> None:
+    result = call("report", DOUBLE, "-o", tmp_path / "page.html")
+
+    assert result.exit_code == 1
+    assert (tmp_path / "page.html").is_file()
+    assert result.stderr == f"groupstate: 2 things are wrong with this log. `groupstate check {DOUBLE}` says what\n"
+
+
 def test_why_of_the_second_batch_says_who_holds_the_group() -> None:
     taken = told("why", DOUBLE, "--batch", 2)["taken"]
 
@@ -222,3 +230,5 @@ def test_what_replays_the_whole_log_refuses_it_and_names_the_event(command: list
     assert (result.exit_code, result.stdout) == (2, "")
     assert "event 17 (BatchSampled) can't follow what the log says before it: group 'g2' is sampled" in result.stderr
     assert "`groupstate check` lists everything" in result.stderr
+    assert "`groupstate show RUN --at 16` how it stood before" in result.stderr
+    assert call("show", DOUBLE, "--at", "16").exit_code == 0

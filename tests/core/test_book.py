@@ -52,6 +52,29 @@ def test_a_run_begins_with_its_rules_and_its_version() -> None:
     assert story.book.rules == Rules().to_dict()
 
 
+def test_an_observer_is_told_how_the_group_of_an_event_was_before_it() -> None:
+    story = Story()
+    seen: list[tuple[str, str, int]] = []
+
+    def note(record: ev.Record) -> None:
+        group = story.book.before(record.event)  # type: ignore[arg-type]
+        if group is not None:
+            seen.append((type(record.event).__name__, str(group.phase), group.settled_count))
+
+    assert Book().before(ev.GroupFinished("a")) is None
+    story.ledger.observers.append(note)
+    story.tell("submit a/2", "start a.0", "fail a.0", "fail a.1", "requeue a", "submit b/1")
+
+    assert seen == [
+        ("SessionStarted", "pending", 0),
+        ("SessionFailed", "running", 0),
+        ("SessionFailed", "running", 1),
+        ("GroupFailed", "running", 2),
+        ("GroupRequeued", "failure", 2),
+    ]
+    assert story.book.before(ev.GroupFinished("b")) is None
+
+
 def test_counts_are_by_phase_and_partition() -> None:
     story = play("submit a/1", "submit b/1", "submit v/1 partition=val", "start b")
     book = story.book

@@ -69,6 +69,13 @@ def test_settings_that_do_not_go_with_a_run_are_refused(finished):
         demo(out=folder, resume=True, steps=1, console=quiet())
 
 
+def test_a_run_that_isnt_there_is_not_resumed_and_none_is_begun(tmp_path):
+    with pytest.raises(BadInput, match=r"there is no run in .*nosuch to resume; start one there with: "):
+        demo(out=tmp_path / "nosuch", resume=True, recipe=TINY, console=quiet())
+
+    assert not (tmp_path / "nosuch").exists()
+
+
 def test_a_run_that_has_ended_can_be_trained_further(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished[0], folder)

@@ -30,7 +30,7 @@ SHOWN = dict(shown())
 
 def plain(line: str) -> str:
     """Without what differs from day to day, and with one kind of space."""
-    return re.sub(r"\s+", " ", re.sub(r"\d+ h \d+ min ago", "a while ago", line)).strip()
+    return re.sub(r"\s+", " ", re.sub(r"\d+ d \d+ h ago", "a while ago", line)).strip()
 
 
 def matches(lines: list[str], output: list[str]) -> bool:

@@ -15,6 +15,7 @@ from groupstate.cli.runs import records_of
 from groupstate.cli.sections import overview_sections
 from groupstate.core import events as ev
 from groupstate.core.rules import RULES_VERSION
+from groupstate.inspect.checking import Checked
 from groupstate.inspect.overview import overview
 
 Kept = Callable[..., Path]
@@ -165,7 +166,7 @@ def test_show_of_an_open_run_says_what_is_waited_for(kept: Kept) -> None:
     out = lines("show", run)
 
     assert "run\tstate\topen, or its process is gone" in out
-    assert "run\tsource\t0 prompts, exhausted" in out
+    assert "run\tsource\t0 prompts drawn, exhausted" in out
     assert "waiting\t2\ttrain\t4\t2.000 s" in out
     assert "why it waits\ttrain\t0 of 4 groups are sampleable" in out
     assert "with the trainer\t1\ttrain\t0\ta\t0" in out
@@ -295,6 +296,20 @@ def test_check_of_a_good_log(driven: Path) -> None:
 
     assert line.endswith("events, 10 invariants: nothing is wrong")
     assert json.loads(call("check", driven, "--json").stdout)["violations"] == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ((1, 0, 0), "1 event, 10 invariants: nothing is wrong"),
+        ((9, 1, 1), "9 events, 1 snapshot, 1 waypoint, 10 invariants: nothing is wrong"),
+        ((9, 2, 3), "9 events, 2 snapshots, 3 waypoints, 10 invariants: nothing is wrong"),
+    ],
+)
+def test_a_verdict_counts_one_as_one(counts: tuple[int, int, int], text: str) -> None:
+    events, snapshots, waypoints = counts
+
+    assert Checked(events, 1, snapshots, 10, (), waypoints=waypoints).verdict == text
 
 
 def test_check_prints_what_is_wrong_one_per_line(kept: Kept) -> None:

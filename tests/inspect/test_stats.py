@@ -556,3 +556,21 @@ def test_going_back_to_a_mark_is_told(kept: Kept) -> None:
     assert "groups\ttrained on\t0 (0.0%)" in out
     assert "groups\tstarted over\t1" in out
     assert "trainer\tno process had the run open\t1.000 s\t8.3%" in out
+
+
+def test_the_trainers_time_adds_up_from_the_first_event_to_the_last(kept: Kept) -> None:
+    run = kept(
+        started(), submit("a"), ev.SessionStarted("a", 0, 1), finish("a"), ev.GroupFinished("a"),
+        ev.BatchRequested(1, ev.TRAIN, 1, 0), ev.BatchSampled(1, 1, ev.TRAIN, ("a",), 0, (0,)), ev.BatchCommitted(1),
+        ev.RunRecovered({}, RULES_VERSION, 0, 2), submit("b"), ev.BatchRequested(2, ev.TRAIN, 1, 0),
+    )  # fmt: skip
+    rows = [line.split("\t")[1:3] for line in call(run).stdout.splitlines() if line.startswith("trainer\t")]
+
+    assert rows == [
+        ["waited", "1.000 s"],
+        ["... for the rules or the call itself: enough groups are sampleable", "1.000 s"],
+        ["worked, or asked for nothing", "1.000 s"],
+        ["until its first request after an opening", "7.000 s"],
+        ["no process had the run open", "1.000 s"],
+        ["from the first event to the last", "10.000 s"],
+    ]

@@ -73,7 +73,10 @@ WORDS = [
     (ev.SessionFailed("a", 0, 1, "lost", "gone", observed=True), "a/0: attempt 1, observed, lost: gone"),
     (ev.SessionFailed("a", 0, 1, "timeout"), "a/0: attempt 1, timeout"),
     (ev.SessionFailed("a", 0, 1, "error", "boom\nbang", 0.5), "a/0: attempt 1, error, again in 0.5 s: boom bang"),
-    (ev.ResultFenced("a", 0, 1, "finished", "gone"), "a/0: attempt 1, finished: gone"),
+    (
+        ev.ResultFenced("a", 0, 1, "finished", "gone"),
+        "a/0: attempt 1, finished, changed nothing: the group has left the book",
+    ),
     (ev.BatchRequested(1, "train", 4, 2), "request 1: 4 groups of train, version 2"),
     (ev.BatchRequestCancelled(1, "timeout"), "request 1: timeout"),
     (
@@ -153,6 +156,7 @@ def test_an_id_that_would_be_torn_apart_is_quoted(group_id: str, shown: str) -> 
 def test_times_and_lists() -> None:
     assert time_of(1_700_000_000_123_999_999) == "2023-11-14T22:13:20.123Z"
     assert [span_of(s) for s in (0.25, 75, 7322)] == ["0.250 s", "1 min 15 s", "2 h 2 min"]
+    assert [span_of(s) for s in (172_740, 172_800, 1e6)] == ["47 h 59 min", "2 d 0 h", "11 d 13 h"]
     assert [joined(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
 
 

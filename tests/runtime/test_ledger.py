@@ -63,6 +63,50 @@ async def test_a_write_that_fails_leaves_the_book_where_it_was():
     assert made.book.group("g").phase == "running"
 
 
+def test_a_listener_hears_of_its_kinds_alone_after_the_observers():
+    made, told = ledger(), []
+    made.observers.append(lambda record: told.append(("observer", type(record.event).__name__)))
+
+    def listener(record: ev.Record) -> None:
+        told.append(("listener", type(record.event).__name__))
+
+    made.listen(listener, (ev.SessionFinished, ev.GroupFinished))
+    made.finish("g", 0, 1, Trajectory(reward=1.0))
+    made.unlisten(listener, (ev.SessionFinished, ev.WeightsPublished))
+    made.finish("g", 1, 1, Trajectory(reward=1.0))
+
+    ends = ["SessionFinished", "SessionFinished", "GroupFinished"]
+    assert [name for who, name in told if who == "observer"] == ends
+    assert [name for who, name in told if who == "listener"] == ["SessionFinished", "GroupFinished"]
+    assert told[:2] == [("observer", "SessionFinished"), ("listener", "SessionFinished")]
+
+
+def test_a_listener_that_stops_listening_costs_no_other_its_event():
+    made, told = ledger(), []
+
+    def once(record: ev.Record) -> None:
+        told.append("once")
+        made.unlisten(once, (ev.SessionFinished,))
+
+    made.listen(once, (ev.SessionFinished,))
+    made.listen(lambda record: told.append("always"), (ev.SessionFinished,))
+    for session in (0, 1):
+        made.finish("g", session, 1, Trajectory(reward=1.0))
+
+    assert told == ["once", "always", "always"]
+
+
+def test_a_step_is_whole_once_everybody_was_told_of_all_of_it():
+    made, seen = ledger(), []
+    made.observers.append(lambda record: seen.append((made.whole_seq, record.seq)))
+
+    for session in (0, 1):
+        made.finish("g", session, 1, Trajectory(reward=1.0))
+
+    assert seen == [(4, 5), (5, 6), (5, 7)]
+    assert made.whole_seq == made.log.last_seq == 7
+
+
 def test_observers_see_each_record_after_it_was_applied():
     made = ledger()
     seen = []

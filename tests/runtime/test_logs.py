@@ -1,10 +1,16 @@
 """Logging: quiet until it is asked for, and through structlog where the program has configured it."""
 
+import io
+import json
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 import structlog
 
+from groupstate import logs
 from groupstate.logs import Logger
 
 log = Logger("groupstate.test")
@@ -71,3 +77,96 @@ def test_structlog_may_be_configured_after_the_first_event(caplog, configured):
 
     assert [record.getMessage()[:15] for record in caplog.records] == ["event='before' "]
     assert [event["event"] for event in configured] == ["after"]
+
+
+# Configured here ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stream():
+    yield io.StringIO()
+    logs.unconfigure()
+
+
+def test_asked_for_as_json_each_event_is_one_object(stream):
+    logs.configure(json=True, stream=stream)
+
+    log.info("something happened", group="g7", reasons=("stale",))
+    log.warning("odd", value={1})
+
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert (first["event"], first["group"], first["reasons"]) == ("something happened", "g7", ["stale"])
+    assert (first["level"], first["logger"], first["timestamp"][-1]) == ("info", "groupstate.test", "Z")
+    assert (second["event"], second["level"]) == ("odd", "warning")
+
+
+def test_asked_for_as_text_it_is_a_line_with_time_and_logger(stream):
+    logs.configure(stream=stream)
+
+    log.info("something happened", group="g7")
+
+    assert "groupstate.test event='something happened' group='g7'" in stream.getvalue()
+
+
+def test_asked_again_the_latest_holds_and_nothing_is_shown_twice(stream, caplog):
+    before = io.StringIO()
+    logs.configure(json=True, stream=before)
+    logs.configure(level="warning", stream=stream)
+
+    log.info("quiet")
+    log.warning("loud")
+
+    assert (len(stream.getvalue().splitlines()), before.getvalue()) == (1, "")
+    assert caplog.records == []
+    logs.unconfigure()
+    logs.unconfigure()
+    log.warning("after")
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_a_level_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="level is 'loud'; it must be one of info, warning, error"):
+        logs.configure(level="loud")
+
+
+@pytest.mark.parametrize(
+    ("value", "json", "level"),
+    [
+        ("info", False, "INFO"),
+        ("json", True, "INFO"),
+        ("JSON, warning", True, "WARNING"),
+        ("error,text", False, "ERROR"),
+    ],
+)
+def test_the_environment_says_level_and_form(stream, value, json, level):
+    logs.configure_by(value)
+
+    assert (logs._as_json, logging.getLevelName(logging.getLogger("groupstate").level)) == (json, level)
+
+
+@pytest.mark.parametrize("value", ["loud", "info,error", "json,text"])
+def test_an_environment_that_is_not_understood_is_told(caplog, value):
+    logs.configure_by(value)
+
+    (record,) = caplog.records
+    assert "the environment's log setting isn't understood" in record.getMessage()
+    assert logs._shown is None
+
+
+def test_an_empty_environment_changes_nothing(caplog):
+    logs.configure_by("")
+
+    assert (logs._shown, caplog.records) == (None, [])
+
+
+def test_the_environment_holds_from_the_import_on():
+    code = "import groupstate.logs as logs; logs.Logger('groupstate.x').info('heard', group='g')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "GROUPSTATE_LOG": "json"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert json.loads(done.stderr)["event"] == "heard"

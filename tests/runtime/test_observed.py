@@ -31,7 +31,8 @@ from groupstate.log.file import FileLog
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.ledger import CANCELLED, Ledger
-from groupstate.runtime.observed import Reported, ReportedRow, RowKey, StatusFeed, split_key
+from groupstate.runtime.observed import Reported, ReportedRow, RowKey, StatusFeed, Steps
+from groupstate.runtime.reported import split_key
 from groupstate.runtime.sources import ListSource
 
 
@@ -574,6 +575,170 @@ def test_what_can_t_be_asked_for_is_refused(outside: Make) -> None:
         feed.release(1)
 
 
+# Waiting while listings come in --------------------------------------------------------------------------
+
+
+def test_one_that_asked_is_answered_by_a_later_listing(outside: Make) -> None:
+    out = outside().report("a", "finished", 0.0, 1.0).report("b", "running")
+    waiter = out.feed.ask(2, weight_version=3)
+    assert out.feed.answer(waiter) is None
+    assert out.feed.explain().blocked_by == "1 of 2 groups are sampleable"
+    out.report("b", "finished", 0.0, 1.0)
+
+    assert out.feed.answer(waiter).group_ids == ["a", "b"]
+    assert [
+        type(event).__name__ for event in out.events(ev.BatchRequested, ev.BatchSampled, ev.BatchRequestCancelled)
+    ] == [
+        "BatchRequested",
+        "BatchSampled",
+    ]
+
+
+def test_one_that_asked_is_answered_from_the_whole_listing(outside: Make) -> None:
+    out = outside()
+    waiter = out.feed.ask(1)
+    out.listing = {name: Reported(status="finished", stamp=stamp, rows={(0, 0): ReportedRow(), (1, 0): ReportedRow()})
+                   for name, stamp in (("new", 4), ("old", 1))}  # fmt: skip
+    out.look()
+
+    assert out.feed.answer(waiter).group_ids == ["old"]
+
+
+def test_what_is_in_flight_in_the_same_listing_is_drained_too(outside: Make) -> None:
+    rules = gs.Rules(mode="sync", filter_metric="reward", batch_size=1)
+    out = outside(rules)
+    waiter = out.feed.ask(1)
+    out.listing["flying"] = Reported(status="running", stamp=0)
+    out.listing = {"a": Reported(status="finished", stamp=0, rows={(s, 0): ReportedRow(metrics={"reward": s})
+                                                                   for s in (0, 1)}), **out.listing}  # fmt: skip
+    out.look()
+    assert out.feed.answer(waiter) is None
+    out.report("flying", "finished", 0.0, 1.0)
+
+    assert out.feed.answer(waiter).group_ids == ["a"]
+    assert out.evicted() == {"flying": ("surplus",)}
+
+
+def test_one_that_asked_and_can_t_be_served_is_told(outside: Make) -> None:
+    out = outside(gs.Rules(filter_metric="reward")).report("a", "running")
+    waiter = out.feed.ask(1)
+    out.report("a", "finished", 0.0, 1.0, rows={(0, 0): ReportedRow(), (1, 0): ReportedRow()})
+
+    with pytest.raises(gs.GroupstateError, match="no metric 'reward'"):
+        out.feed.answer(waiter)
+
+
+def test_one_that_asked_and_leaves_takes_nothing(outside: Make) -> None:
+    out = outside().report("a", "running")
+    waiter = out.feed.ask(1)
+    out.feed.withdraw(waiter, "tired")
+    out.report("a", "finished", 0.0, 1.0)
+
+    assert out.feed.answer(waiter) is None
+    assert out.feed.sample_now(1).group_ids == ["a"]
+
+
+def test_what_changed_is_enough(outside: Make) -> None:
+    out = outside().report("a", "running").report("b", "finished", 0.0, 1.0)
+    out.listing["a"] = attrs.evolve(out.listing["b"])
+    out.feed.observe_changes({"a": out.listing["a"]}, ["b"])
+
+    assert (out.phase("a"), out.phase("b")) == ("finished", "evicted")
+    out.feed.observe_changes({})
+    assert out.feed.sampleable() == ["a"]
+
+
+def test_a_validation_group_that_is_removed_is_in_nobody_s_way(outside: Make) -> None:
+    out = outside().report("gone", "finished", 0.0, 1.0, partition="val").report("lost", "running", partition="val")
+    waiter = out.feed.ask(2, partition="val")
+    out.report("there", "finished", 0.0, 1.0, partition="val")
+    assert out.feed.answer(waiter).group_ids == ["gone", "there"]
+    out.feed.release(out.feed.answer(waiter))
+    out.remove("gone", "lost")
+
+    assert out.feed.sampleable(partition="val") == ["there"]
+    assert out.feed.sample_now(1, partition="val").group_ids == ["there"]
+
+
+def test_one_that_was_never_listed_may_be_named_as_removed(outside: Make) -> None:
+    out = outside().report("a", "finished", 0.0, 1.0)
+    out.feed.observe_changes({}, ["nobody"])
+
+    assert out.feed.sampleable() == ["a"]
+
+
+def test_what_could_be_sampled_at_a_version_to_come_is_told_without_publishing_it(outside: Make) -> None:
+    rules = gs.Rules(lag_max=1, filter_metric="reward")
+    out = outside(rules, version=2)
+    for name, stamp in (("old", 1), ("new", 2), ("newer", 4)):
+        out.report(name, "finished", 0.0, 1.0, stamp=stamp)
+    out.report("flying", "running").report("held out", "finished", 1.0, 1.0, partition="val")
+
+    assert out.feed.sampleable() == ["old", "new", "newer"]
+    assert [out.feed.sampleable(weight_version=v) for v in (1, 3, 4, 6)] == [
+        ["old", "new", "newer"],
+        ["new", "newer"],
+        ["newer"],
+        [],
+    ]
+    assert out.feed.sampleable(weight_version=99, partition="val") == ["held out"]
+    assert out.feed.book.weight_version == 2
+
+
+def test_a_group_of_a_batch_that_came_back_stays_as_old_as_it_was(outside: Make) -> None:
+    out = outside(gs.Rules(lag_max=1)).report("a", "finished", 0.0, 1.0)
+    out.feed.release(out.feed.sample_now(1))
+
+    assert out.feed.sampleable(weight_version=9) == ["a"]
+
+
+def test_the_group_that_holds_everybody_is_named(outside: Make) -> None:
+    out = outside(gs.Rules(lag_max=1, on_stale="wait")).report("a", "running", stamp=0).report("b", "running", stamp=5)
+    assert out.feed.held_by() is None
+    out.feed.publish(1)
+
+    assert (out.feed.held_by(), out.feed.held_by("val")) == ("a", None)
+    assert outside(gs.Rules(lag_max=1)).report("a", "running", stamp=0).feed.held_by() is None
+
+
+# One commit for one listing ------------------------------------------------------------------------------
+
+
+def test_what_one_listing_led_to_is_one_commit(tmp_path: Path) -> None:
+    steps = Steps()
+    log = FileLog.create(tmp_path / "run", later=steps)
+    feed = StatusFeed.begin(log, gs.Rules(), group_size=2, steps=steps)
+    before = log.durable_seq
+    feed.observe({name: Reported(status="running", stamp=0) for name in "ab"})
+    rows = {(session, 0): ReportedRow() for session in range(2)}
+    waiter = feed.ask(1)
+    written: list[int] = []
+    keep = log._commit._write
+    log._commit._write = lambda commit: (written.append(commit.count), keep(commit))[1]  # type: ignore[assignment, func-returns-value]
+    feed.observe({"a": Reported(status="finished", stamp=0, rows=rows), "b": Reported(status="running", stamp=0)})
+
+    assert feed.answer(waiter).group_ids == ["a"]
+    assert before == 1
+    assert written == [5]  # asked for, two ends, their group's, sampled
+    feed.close()
+    assert len(list(FileLog.open(tmp_path / "run", inline=True).read())) == log.last_seq
+
+
+def test_a_batch_that_could_not_be_kept_is_not_given_out(tmp_path: Path) -> None:
+    steps = Steps()
+    log = FileLog.create(tmp_path / "run", later=steps)
+    feed = StatusFeed.begin(log, gs.Rules(), group_size=1, steps=steps)
+    feed.observe({"a": Reported(status="finished", stamp=0, rows={(0, 0): ReportedRow()})})
+
+    def full(commit: Commit) -> None:
+        raise OSError("no space left")
+
+    log._commit._write = full  # type: ignore[method-assign]
+    waiter = feed.ask(1)
+    with pytest.raises(LogFailed, match="no space left"):
+        feed.answer(waiter)
+
+
 # Refills -------------------------------------------------------------------------------------------------
 
 
@@ -622,6 +787,24 @@ def test_refills_are_forfeited_when_there_are_no_more_prompts(outside: Make) -> 
     assert out.report("c", "pending").events(ev.GroupSubmitted)[-1].cause == "submit"
 
 
+def test_refills_are_taken_in_whole_multiples(outside: Make) -> None:
+    out = outside(gs.Rules(refill_multiple=2)).report("a", "failure")
+    assert out.feed.take_refills() == 0
+    out.report("b", "failure").report("c", "failure")
+
+    assert (out.feed.take_refills(), out.feed.take_refills()) == (2, 0)
+
+
+def test_refills_that_were_not_dispatched_are_owed_again(outside: Make) -> None:
+    out = outside().report("a", "failure").report("b", "failure")
+    assert out.feed.take_refills() == 2
+    out.feed.return_refills(1)
+
+    assert (out.feed.take_refills(), out.feed.take_refills()) == (1, 0)
+    with pytest.raises(BadInput, match="count is 3"):
+        out.feed.return_refills(3)
+
+
 def test_an_id_that_can_t_be_recorded_leaves_the_refill_to_the_next_one(outside: Make) -> None:
     out = outside().report("a", "failure")
     out.feed.take_refills()
@@ -644,6 +827,21 @@ def test_credit_outlives_the_polls_of_a_draining_sampler(outside: Make) -> None:
     assert out.feed.sample_now(2).group_ids == ["a", "c"]
     assert out.evicted() == {"b": ("zero_variance",), "d": ("surplus",)}
     assert [event.cause for event in out.events(ev.GroupSubmitted)] == ["submit", "submit", "refill", "refill"]
+
+
+def test_a_run_goes_back_to_a_mark(outside: Make) -> None:
+    out = outside().report("a", "finished", 0.0, 1.0)
+    out.feed.commit(out.feed.sample_now(1, weight_version=3))
+    mark = out.feed.mark("checkpoint 3")
+    out.report("b", "finished", 0.0, 1.0)
+    out.feed.commit(out.feed.sample_now(1, weight_version=4))
+    asked: list[Any] = []
+    out.feed = StatusFeed.begin(
+        out.log, out.rules, group_size=2, weight_version=9, resume=lambda ledger: asked.append(ledger.book) or mark
+    )
+
+    assert (out.feed.book.weight_version, out.phase("a"), out.phase("b")) == (3, "committed", "finished")
+    assert [kept.name for kept in asked[0].marks] == ["checkpoint 3"]
 
 
 # Logs and threads ----------------------------------------------------------------------------------------

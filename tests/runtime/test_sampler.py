@@ -454,7 +454,7 @@ async def test_looking_out_for_groups_tells_of_a_stall_and_ends_in_time(loop, ca
     assert anyio.current_time() == pytest.approx(35)
     assert (out.value.timeout_s, out.value.explanation.needed) == (35, 2)
     assert len(stalls(caplog)) == 3
-    assert "wait_sampleable() is stalled" in stalls(caplog)[0].getMessage()
+    assert "call='wait_sampleable()'" in stalls(caplog)[0].getMessage()
     assert "'slow' is running" in stalls(caplog)[0].getMessage()
 
 

@@ -8,6 +8,7 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.arguments import integer
 from groupstate.core.rules import Rules
+from groupstate.inspect.words import in_words, kind_of
 from groupstate.simulate.whatif.figures import Figures, figures
 from groupstate.simulate.whatif.play import Played, play
 from groupstate.simulate.whatif.recorded import Recorded, recorded
@@ -72,8 +73,8 @@ def what_if(records: Iterable[ev.Record], rules: Rules | Callable[[Rules], Rules
     """
     seed = integer("seed", seed, least=0)
     found = recorded(records)
-    replayed = play(found, found.rules, seed=seed)
     chosen = rules if isinstance(rules, Rules) else rules(found.rules)
+    replayed = play(found, found.rules, seed=seed)
     other = play(found, chosen, seed=seed)
     return WhatIf(
         found.rules,
@@ -93,16 +94,17 @@ def _parted(found: Recorded, played: Played) -> str:
     was, now = _decisions(found.records), _decisions(played.records)
     while True:
         left, right = next(was, None), next(now, None)
-        if left is None and right is None:
-            return ""
-        if left is None or right is None or left[1] != right[1]:
-            there = "the log ends" if left is None else f"event {left[0].seq} is {_told(left[0].event)}"
-            here = f"the play ends ({played.stopped or 'its end'})" if right is None else _told(right[0].event)
-            return f"{there}, and played again it is: {here}"
+        if left is None:
+            return "" if right is None else f"the log ends, and played again {_told(right[0].event)} follows"
+        there = f"event {left[0].seq} is {_told(left[0].event)}"
+        if right is None:
+            return f"{there}, and the play ends before it: {played.stopped or 'nothing more is decided'}"
+        if left[1] != right[1]:
+            return f"{there}, and played again it is {_told(right[0].event)}"
 
 
 def _told(event: ev.AnyEvent) -> str:
-    return f"{type(event).__name__}{_decision(event)}"
+    return f"{kind_of(event)} ({in_words(event)})"
 
 
 def _decisions(records: Iterable[ev.Record]) -> Iterator[tuple[ev.Record, Any]]:

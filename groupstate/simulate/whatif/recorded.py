@@ -223,6 +223,7 @@ class _Reader:
             if event.cause == "admission" and short <= 0 and not self.admits:
                 # More than a waiting sampler lacked: a rollout had begun to be given prompts.
                 self.admits = True
+                self.trigger_ns = record.at_ns
                 self._act("begin", record.seq, record.at_ns)
         else:
             self.trigger_ns = record.at_ns

@@ -1,0 +1,60 @@
+"""A file with one JSON object a line, for whoever reads numbers with tools of their own.
+
+| line | what it is |
+| --- | --- |
+| `{"at_s": ..., "step": 3, "metrics": {"name": 1.5}}` | numbers of one step |
+| `{"at_s": ..., "step": 3, "table": "name", "columns": [...], "rows": [[...]]}` | new rows of a table |
+| `{"at_s": ..., "exit_code": 0}` | the end |
+
+JSON has no numbers that are not finite, so these are the texts `"NaN"`, `"Infinity"` and `"-Infinity"`.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class JsonLines:
+    name = "json lines"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """
+        Args:
+            path: made with its folders if it isn't there; what it holds already stays in front.
+        """
+        self._path = Path(path)
+        self._file: TextIO | None = None
+
+    def start(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._write({"step": step, "metrics": {name: _plain(value) for name, value in metrics.items()}})
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        whole = [[_plain(value) for value in row] for row in rows]
+        self._write({"step": step, "table": name, "columns": list(columns), "rows": whole})
+
+    def finish(self, exit_code: int) -> None:
+        self._write({"exit_code": exit_code})
+        assert self._file is not None
+        self._file.close()
+
+    def _write(self, told: Mapping[str, Any]) -> None:
+        if self._file is None:
+            self.start()
+        assert self._file is not None
+        self._file.write(json.dumps({"at_s": round(time.time(), 3), **told}, allow_nan=False) + "\n")
+        # Whole lines, and at once: somebody may follow the file, and the process may be killed.
+        self._file.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

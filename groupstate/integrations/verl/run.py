@@ -1,0 +1,365 @@
+"""One log, and the partitions of TransferQueue that it tells of.
+
+Rule 1: what follows from a listing is durable before anything is done in TransferQueue or given to the trainer.
+Rule 2: what the core evicts is cleared; what it samples keeps its trajectories, which the trainer clears.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core.phases import TERMINAL, Phase
+from groupstate.errors import SampleError
+from groupstate.integrations.verl.metrics import Evictions
+from groupstate.integrations.verl.options import VALIDATION, Options
+from groupstate.integrations.verl.queue import Partition, Place
+from groupstate.log.file import FileLog
+from groupstate.log.memory import MemoryLog
+from groupstate.log.port import EventLog
+from groupstate.log.rundir import RunDir
+from groupstate.logs import Logger
+from groupstate.runtime.controller import Waiter
+from groupstate.runtime.ledger import Ledger
+from groupstate.runtime.observed import Sampled, StatusFeed, Steps
+from groupstate.runtime.recovery import CheckpointMark
+from groupstate.runtime.reported import ENDED, Reported, ReportedRow, RowKey
+
+log = Logger("groupstate.verl")
+
+
+class NothingToTrainOn(SampleError, RuntimeError):
+    """A batch of failed groups of which none has a trajectory."""
+
+
+def kind_of(partition: str) -> ev.Partition:
+    """What a partition of TransferQueue is in the log."""
+    return ev.VALIDATION if partition == VALIDATION else ev.TRAIN
+
+
+@attrs.frozen
+class Taken:
+    """A batch, as verl knows it."""
+
+    sampled: Sampled
+    keys: list[str]
+    tags: list[dict[str, object]]
+
+
+class VerlRun:
+    def __init__(
+        self, options: Options, refill: Callable[[int], object] | None, *, training: str, log_path: str | None
+    ) -> None:
+        """
+        Args:
+            training: the partition of training groups.
+            refill: dispatches so many prompts.
+            log_path: the run directory; None keeps the log in memory.
+
+        Raises:
+            LogError: the log can't be opened.
+        """
+        self.options = options
+        self.rules = options.rules
+        self.evictions = Evictions()
+        self._refill = refill
+        self._training = training
+        self._steps = Steps()
+        self._path = log_path
+        self._log = self._opened(log_path)
+        self._feed: StatusFeed | None = None
+        self._partitions: dict[str, Partition] = {}
+        self._begun_anew = False
+        """The log was there already, and what it owed has not been given up yet."""
+        self._out: list[int] = []
+        """Batches of training groups that are with the trainer."""
+        self._folded: dict[str, dict[Place, Place]] = {}
+        """Of groups with more sessions than they were submitted with: where the log has which trajectory."""
+
+    @property
+    def feed(self) -> StatusFeed:
+        assert self._feed is not None, "the first call to the buffer begins the run"
+        return self._feed
+
+    @property
+    def path(self) -> str | None:
+        return self._path
+
+    def close(self) -> None:
+        if self._feed is not None:
+            if self._saved():
+                self._commit_out()
+            self._feed.close()
+            self._feed = None
+
+    # The log -----------------------------------------------------------------------------------------
+
+    def _opened(self, path: str | None) -> EventLog:
+        if path is None:
+            log.info("no log directory is configured; the log is kept in memory", option="sampler_kwargs.log")
+            return MemoryLog()
+        options = self.options
+        if os.path.lexists(RunDir.at(path).marker):
+            return FileLog.open(path, durability=options.durability, later=self._steps, take_over=options.take_over)
+        return FileLog.create(path, durability=options.durability, later=self._steps)
+
+    def begin(self, partition: str, weight_version: int) -> None:
+        """Take in the log, before the first look at a partition. The trainer says where it is."""
+        if self._feed is not None:
+            return
+        # A trainer that starts validates what it has, and trains the version after that.
+        done = weight_version if kind_of(partition) == ev.VALIDATION else weight_version - 1
+        self._feed = self._begun(weight_version, lambda ledger: self._resumed(ledger, done))
+        listed = self._partition(self._training)
+        listed.look()
+        lost = [uid for uid in listed.listed() if self._feed.book.departed.get(uid) is Phase.COMMITTED]
+        if lost:
+            self._begin_another(len(lost), weight_version)
+        self.feed.ledger.observers.append(self.evictions.note)
+
+    def _begun(self, weight_version: int, resume: Callable[[Ledger], CheckpointMark | None]) -> StatusFeed:
+        self._begun_anew = self._log.last_seq > 0
+        return StatusFeed.begin(
+            self._log,
+            self.rules,
+            group_size=self.options.group_size or 1,
+            weight_version=weight_version,
+            resume=resume,
+            steps=self._steps,
+        )
+
+    @staticmethod
+    def _resumed(ledger: Ledger, done: int) -> CheckpointMark | None:
+        """Bring a log to where the trainer is, which has trained on all up to a weight version and on nothing after
+        it: what it was given until then is committed, and what was committed after that isn't."""
+        book = ledger.book
+        for batch in sorted(book.batches):
+            out = book.batches[batch]
+            if out.partition == ev.TRAIN and out.weight_version <= done:
+                ledger.record(ev.BatchCommitted(batch))
+        if book.weight_version < done + 2:
+            return None
+        for mark in reversed(book.marks):
+            if mark.weight_version == done:
+                return CheckpointMark(run_id=book.run_id, **attrs.asdict(mark))
+        return None
+
+    def _begin_another(self, count: int, weight_version: int) -> None:
+        """The trainer went back behind what the log can go back to: what comes now is another run."""
+        self.close()
+        path = self._path
+        if path is not None:
+            taken = (f"{path}-{number}" for number in itertools.count(2))
+            path = next(name for name in taken if not os.path.lexists(RunDir.at(name).marker))
+        log.warning(
+            "TransferQueue lists groups that this log has as trained on, and no checkpoint mark lies before that: "
+            "another log is begun",
+            groups=count,
+            log=self._path,
+            other=path,
+        )
+        self._path = path
+        self._log = self._opened(path)
+        self._feed = self._begun(weight_version, lambda ledger: None)
+
+    # Looking -----------------------------------------------------------------------------------------
+
+    def _partition(self, name: str) -> Partition:
+        if name not in self._partitions:
+            self._partitions[name] = Partition(
+                name, split_left=self.options.uid_split == "left", unordered=self.options.ties == "set"
+            )
+        return self._partitions[name]
+
+    def look(self, name: str) -> None:
+        """Take in what changed in a partition since the last look."""
+        partition = self._partition(name)
+        first = not partition.seen
+        changes = partition.look()
+        changed = list(partition.listed()) if first else changes.changed
+        removed = changes.removed
+        if first:
+            # What the log has of an earlier process and isn't there any more.
+            kind = kind_of(name)
+            removed = [
+                group.group_id
+                for group in self.feed.book.groups.values()
+                if group.partition == kind and group.phase is not Phase.SAMPLED and group.group_id not in changed
+            ]
+            partition.seen = True
+        self.feed.observe_changes(self._reports(partition, changed), removed)
+        for uid in removed:
+            self._folded.pop(uid, None)
+        if self._begun_anew and name != VALIDATION:
+            # A trainer that starts fills up its batches ahead by its own count of what is listed.
+            self._begun_anew = False
+            self.feed.give_up_refills("the process began anew")
+
+    def _reports(self, partition: Partition, changed: Iterable[str]) -> dict[str, Reported]:
+        kind = kind_of(partition.name)
+        uids = [uid for uid in changed if self._is_of(uid, kind)]
+        metrics = self._metrics_of(partition, uids) if kind == ev.TRAIN else {}
+        return {uid: self._report(partition, uid, kind, metrics) for uid in uids}
+
+    def _is_of(self, uid: str, kind: ev.Partition) -> bool:
+        """Whether an id means the group that it means in the log: nothing hinders a uid in two partitions."""
+        group = self.feed.book.groups.get(uid)
+        if group is None or group.partition == kind:
+            return True
+        log.warning("a uid is in two partitions; the later one is passed over", group=uid, partition=kind)
+        return False
+
+    def _report(self, partition: Partition, uid: str, kind: ev.Partition, metrics: dict[str, float]) -> Reported:
+        listed = partition.groups[uid]
+        tag = listed.tag or {}
+        status = tag.get("status")
+        rows: dict[Place, ReportedRow] = {}
+        if status in ENDED:
+            rows = {
+                place: partition.row(key, {self.rules.filter_metric: metrics[key]} if key in metrics else {})  # type: ignore[dict-item]
+                for place, key in listed.rows.items()
+            }
+        if status == "finished" and not rows and self.rules.keeps_empty and not self.rules.filter_metric:
+            # verl samples such a group and pads the batch, as it does with a failed one.
+            status = "failure"
+        size = self._size(uid, kind, status, rows)
+        return Reported(
+            status=status,  # type: ignore[arg-type]
+            stamp=tag.get("global_steps"),  # type: ignore[arg-type]
+            size=size,
+            partition=kind,
+            rows=rows if size is None else self._fitting(uid, status, rows, size),
+        )
+
+    def _size(self, uid: str, kind: ev.Partition, status: object, rows: dict[Place, ReportedRow]) -> int | None:
+        """Sessions of a group: those it was submitted with, else those that are configured or seen."""
+        group = self.feed.book.groups.get(uid)
+        if group is not None:
+            return group.size
+        configured = self.options.group_size if kind == ev.TRAIN else self.options.val_group_size
+        seen = max((session for session, _ in rows), default=-1) + 1
+        if configured is None and kind == ev.TRAIN:
+            # The next ones that are submitted before they have ended will have as many.
+            self.feed.group_size = max(self.feed.group_size, seen)
+        if status == "failure" and len({session for session, _ in rows}) == seen:
+            # One that has no trajectory has failed.
+            seen += 1
+        return max(configured or 0, seen) or None
+
+    def _fitting(self, uid: str, status: object, rows: dict[Place, ReportedRow], size: int) -> dict[Place, ReportedRow]:
+        """Trajectories of sessions that have no place in the log, as further ones of the last session that has.
+
+        There is none for sessions beyond the size that a group was submitted with, and, where it has failed and every
+        session has a trajectory, none for the last one: the log needs one that failed.
+        """
+        most = size
+        if status == "failure" and size > 1 and len({min(session, size - 1) for session, _ in rows}) == size:
+            most -= 1
+        beyond = sorted(place for place in rows if place[0] >= most)
+        if not beyond:
+            return rows
+        fitting = {place: row for place, row in rows.items() if place[0] < most}
+        free = max((index for session, index in fitting if session == most - 1), default=-1) + 1
+        places = {(most - 1, free + number): place for number, place in enumerate(beyond)}
+        if uid not in self._folded and most == size:
+            log.warning("a group has more sessions than the configured n; the log has them in the last one", group=uid)
+        self._folded[uid] = places
+        return fitting | {to: rows[place] for to, place in places.items()}
+
+    def _metrics_of(self, partition: Partition, uids: Iterable[str]) -> dict[str, float]:
+        """The filter's metric of the trajectories of groups that have finished, by key."""
+        if self.rules.filter_metric is None:
+            return {}
+        keys: list[str] = []
+        for uid in uids:
+            group, listed = self.feed.book.groups.get(uid), partition.groups[uid]
+            # Of a group that has ended here, late trajectories count for nothing.
+            if (listed.tag or {}).get("status") == "finished" and (group is None or group.phase not in TERMINAL):
+                keys += listed.rows.values()
+        return partition.values(keys, self.rules.filter_metric)
+
+    # Doing -------------------------------------------------------------------------------------------
+
+    def advance(self, weight_version: int) -> None:
+        """The trainer is at this version: what it was given before is trained on."""
+        if weight_version > self.feed.book.weight_version:
+            self._commit_out()
+        self.feed.publish(weight_version)
+
+    def _commit_out(self) -> None:
+        """The trainer is done with the current version; there is a mark if verl saved a checkpoint of it."""
+        for batch in self._out:
+            self.feed.commit(batch)
+        self._out.clear()
+        book = self.feed.book
+        if self._saved() and all(mark.weight_version != book.weight_version for mark in book.marks):
+            self.feed.mark(os.path.basename(self._checkpoint))
+
+    @property
+    def _checkpoint(self) -> str:
+        """Where verl keeps the checkpoint of the current version."""
+        return f"{self.options.checkpoints}/global_step_{self.feed.book.weight_version}"
+
+    def _saved(self) -> bool:
+        return self.options.checkpoints is not None and os.path.exists(os.path.join(self._checkpoint, "data.pt"))
+
+    def act(self, name: str) -> bool:
+        """Clear what was evicted and replace it; True if TransferQueue is worth another look at once."""
+        evicted = self.feed.take_evicted()
+        for partition in self._partitions.values():
+            partition.clear(key for uid in evicted for key in partition.keys_of(uid))
+        if kind_of(name) != ev.TRAIN:
+            return False
+        if not self.options.refills:
+            self.feed.give_up_refills("nothing is refilled under this configuration")
+            return False
+        return self._dispatch(self.feed.take_refills())
+
+    def _dispatch(self, count: int) -> bool:
+        if not count:
+            return False
+        assert self._refill is not None
+        try:
+            done = self._refill(count)
+        except BaseException:
+            self.feed.return_refills(count)
+            raise
+        if isinstance(done, int) and not isinstance(done, bool) and 0 <= done < count:
+            self.feed.return_refills(count - done)
+            return done > 0
+        return True
+
+    def taken(self, name: str, waiter: Waiter) -> Taken | None:
+        """The batch that was waited for, out of TransferQueue's prompts; None if it isn't there yet.
+
+        Raises:
+            NothingToTrainOn: no group of it has a trajectory.
+            SampleError: it can't come.
+        """
+        sampled = self.feed.answer(waiter)
+        if sampled is None:
+            return None
+        partition = self._partition(name)
+        if kind_of(name) == ev.TRAIN and not sampled.keys:
+            self.feed.release(sampled)
+            raise NothingToTrainOn(
+                f"{len(sampled.groups)} failed groups were sampled and none has a trajectory; "
+                "trainer.v1.sampler.sync_refill_failed_groups=True replaces such groups"
+            )
+        keys = [key for row in sampled.keys if (key := self._key_of(partition, row)) is not None]
+        partition.clear(sampled.group_ids)
+        for uid in sampled.group_ids:
+            self._folded.pop(uid, None)
+        if kind_of(name) == ev.TRAIN:
+            self._out.append(sampled.batch)
+        else:
+            self.feed.commit(sampled)
+        return Taken(sampled, keys, [dict(partition.tags[key]) for key in keys])
+
+    def _key_of(self, partition: Partition, row: RowKey) -> str | None:
+        """A trajectory's key; None if somebody has taken it out, as can be in validation, where nothing is evicted."""
+        place = (row.session, row.index)
+        rows = partition.groups[row.group_id].rows
+        return rows.get(self._folded.get(row.group_id, {}).get(place, place))

@@ -1,0 +1,155 @@
+"""A run's metrics as Prometheus scrapes them."""
+
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from groupstate import Rules, Trajectory, open_run, sync
+from groupstate.core import events as ev
+from groupstate.errors import BadSettings
+from groupstate.integrations.figures import METRICS
+from groupstate.integrations.prometheus import PrometheusMetrics
+from groupstate.log.memory import MemoryLog
+from groupstate.runtime.observed import Reported, ReportedRow, StatusFeed
+
+
+@pytest.fixture
+def registry() -> Any:
+    return CollectorRegistry()
+
+
+async def session(ctx: Any) -> Trajectory:
+    return Trajectory(prompt_ids=[1], response_ids=[2, 3, 4], log_probs=[0.0] * 3, reward=float(ctx.session))
+
+
+async def trained(run: Any, batches: int) -> None:
+    for version in range(run.weight_version, run.weight_version + batches):
+        batch = await run.sample(2, weight_version=version, timeout_s=60)
+        await run.commit(batch)
+
+
+def scraped(registry: Any) -> Iterator[Any]:
+    """What a scrape gives, read as OpenMetrics, whose parser is the strictest."""
+    return text_string_to_metric_families(generate_latest(registry).decode())  # type: ignore[no-any-return]
+
+
+def heard(run: Any) -> int:
+    """How many hear of a group's end."""
+    return len(run.ledger.listeners.get(ev.GroupFinished, ()))
+
+
+def value(registry: Any, name: str, **labels: str) -> Any:
+    return registry.get_sample_value(name, labels)
+
+
+async def test_a_run_is_counted_and_its_gauges_are_of_now(registry: Any) -> None:
+    prompts = [f"p{number}" for number in range(6)]
+    async with open_run(rules=Rules(batch_size=2), source=prompts, session=session, group_size=4) as run:
+        with PrometheusMetrics(run, registry=registry, label="r") as metrics:
+            await trained(run, 2)
+            assert metrics.label == "r"
+
+            assert value(registry, "groupstate_groups_committed_total", run="r", partition="train") == 4
+            assert value(registry, "groupstate_tokens_total", run="r", partition="train", fate="committed") == 4 * 4 * 3
+            assert value(registry, "groupstate_sampled_lag_versions_count", run="r", partition="train") == 4
+            assert value(registry, "groupstate_sample_wait_seconds_count", run="r", partition="train") == 2
+            assert value(registry, "groupstate_weight_version", run="r") == 1
+            assert value(registry, "groupstate_groups", run="r", partition="train", phase="sampled") == 0
+            sampleable = run.sampleable_count()
+            assert value(registry, "groupstate_groups_sampleable", run="r", partition="train") == sampleable
+
+
+async def test_a_validation_round_is_counted_apart(registry: Any) -> None:
+    async with open_run(session=session, group_size=2) as run:
+        with PrometheusMetrics(run, registry=registry, label="r"):
+            await run.validate(["a", "b", "c"], timeout_s=60)
+
+            assert value(registry, "groupstate_groups_committed_total", run="r", partition="val") == 3
+            assert value(registry, "groupstate_groups_committed_total", run="r", partition="train") == 0
+
+
+async def test_what_is_exposed_is_well_formed_and_named_as_the_table_says(registry: Any) -> None:
+    async with open_run(session=session, source=["a", "b"], group_size=2) as run:
+        with PrometheusMetrics(run, registry=registry):
+            await trained(run, 1)
+            families = {family.name: family for family in scraped(registry)}
+
+    assert list(families) == [metric.name for metric in METRICS]
+    for metric in METRICS:
+        family = families[metric.name]
+        assert (family.type, family.documentation) == (metric.kind, metric.meaning)
+        assert family.samples
+        for sample in family.samples:
+            assert {"run", *metric.labels} == sample.labels.keys() - {"le"}
+
+
+async def test_counters_begin_anew_when_a_run_is_opened_again_and_gauges_go_on(registry: Any, tmp_path: Path) -> None:
+    async with open_run(tmp_path / "run", group_size=1, weight_version=3) as run:
+        with PrometheusMetrics(run, registry=registry):
+            for text in ("a", "b"):
+                run.submit(text)
+            assert value(registry, "groupstate_groups_submitted_total", run=run.id, partition="train") == 2
+    async with open_run(tmp_path / "run", group_size=1) as run:
+        with PrometheusMetrics(run, registry=registry):
+            assert value(registry, "groupstate_groups_submitted_total", run=run.id, partition="train") == 0
+            assert value(registry, "groupstate_groups", run=run.id, partition="train", phase="pending") == 2
+            assert value(registry, "groupstate_weight_version", run=run.id) == 3
+
+
+async def test_runs_of_one_process_do_not_collide(registry: Any) -> None:
+    async with open_run() as first, open_run() as second:
+        with PrometheusMetrics(first, registry=registry, label="first") as metrics:
+            with PrometheusMetrics(second, registry=registry, label="second"):
+                first.submit("a")
+                assert value(registry, "groupstate_groups_in_flight", run="first", partition="train") == 1
+                assert value(registry, "groupstate_groups_in_flight", run="second", partition="train") == 0
+            with pytest.raises(BadSettings, match="run 'first' already: give this one another label"):
+                PrometheusMetrics(second, registry=registry, label="first")
+            assert heard(second) == heard(first) - 1
+            assert value(registry, "groupstate_groups_in_flight", run="second", partition="train") is None
+        assert value(registry, "groupstate_groups_in_flight", run="first", partition="train") is None
+        metrics.close()
+
+
+async def test_the_last_numbers_stay_until_the_metrics_are_closed(registry: Any) -> None:
+    async with open_run() as run:
+        metrics = PrometheusMetrics(run, registry=registry, label="r")
+        run.submit("a")
+    assert value(registry, "groupstate_groups_submitted_total", run="r", partition="train") == 1
+
+    metrics.close()
+
+    assert list(scraped(registry)) == []
+    assert heard(run) == 0
+
+
+def test_a_blocking_run_is_scraped_over_http(registry: Any) -> None:
+    with sync.open_run(session=session, source=["a", "b"], group_size=2) as run:
+        with PrometheusMetrics(run, registry=registry, label="r") as metrics:
+            port = metrics.serve(port=0)
+            with pytest.raises(BadSettings, match="served already"):
+                metrics.serve(port=0)
+            run.commit(run.sample(2, timeout_s=60))
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+                text = answer.read().decode()
+        with pytest.raises(BadSettings, match="closed"):
+            metrics.serve(port=0)
+
+    assert 'groupstate_batches_total{outcome="committed",partition="train",run="r"} 1.0' in text
+
+
+def test_a_status_feed_is_watched_too(registry: Any) -> None:
+    feed = StatusFeed.begin(MemoryLog(), Rules(), group_size=1)
+    with PrometheusMetrics(feed, registry=registry, label="r"):
+        row = ReportedRow(metrics={"reward": 1.0}, response_tokens=7)
+        feed.observe({"a": Reported(status="finished", stamp=0, rows={(0, 0): row})})
+
+        assert value(registry, "groupstate_groups_sampleable", run="r", partition="train") == 1
+        assert value(registry, "groupstate_tokens_generated_total", run="r") == 7
+    feed.close()

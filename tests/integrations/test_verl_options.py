@@ -1,0 +1,106 @@
+"""What verl's replay buffer is constructed with, as rules; none of it needs verl."""
+
+from typing import Any
+
+import pytest
+
+from groupstate.errors import BadSettings
+from groupstate.integrations.verl.options import BadVerlConfig, Given, Options, read
+
+
+def options(**settings: Any) -> Options:
+    own = {"trainer_mode", "max_off_policy_threshold", "max_off_policy_strategy", "sampler_kwargs", "has_refill_fn"}
+    direct = {name: value for name, value in settings.items() if name not in own}
+    defaults = {
+        "trainer_mode": "sync",
+        "max_off_policy_threshold": 8,
+        "max_off_policy_strategy": "drop",
+        "sampler_kwargs": {},
+        "has_refill_fn": True,
+    }
+    return read(Given(**{**defaults, **{k: v for k, v in settings.items() if k in own}, "direct": direct}))
+
+
+def test_sync_mode_without_further_settings_evicts_nothing() -> None:
+    found = options()
+
+    assert (found.rules.mode, found.rules.filter_metric, found.rules.empty) == ("sync", None, "keep")
+    assert (found.rules.batch_size, found.refills, found.log) == (None, False, None)
+
+
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async", "one of your own"])
+def test_every_mode_but_sync_is_async(mode: str) -> None:
+    found = options(trainer_mode=mode, max_off_policy_threshold=3)
+
+    assert (found.rules.mode, found.rules.lag_max, found.refills) == ("async", 2, True)
+
+
+def test_an_argument_comes_before_sampler_kwargs() -> None:
+    kwargs = {"filter_groups_metric": "acc", "train_batch_size": 4, "poll_interval": 1}
+
+    assert options(sampler_kwargs=kwargs).rules.filter_metric == "acc"
+    assert options(sampler_kwargs=kwargs, filter_groups_metric="reward").rules.filter_metric == "reward"
+    assert options(sampler_kwargs=kwargs, poll_interval=0.5).poll_interval == 0.5
+
+
+def test_one_switch_undoes_what_is_different() -> None:
+    found = options(trainer_mode="x", sampler_kwargs={"strict": True, "filter_groups_metric": "acc"})
+
+    assert (found.rules.spread, found.rules.wait_gates) == ("std", "each")
+    assert (found.ties, found.uid_split, found.stall_s) == ("set", "left", 0)
+    assert found.rules.streak_bound(1) > 10**15
+
+
+def test_a_switch_of_its_own_comes_before_strict() -> None:
+    kwargs = {"strict": True, "ties": "submission", "stall_s": 5, "rules": {"spread": "range"}}
+    found = options(trainer_mode="x", sampler_kwargs=kwargs)
+
+    assert (found.ties, found.stall_s, found.rules.spread) == ("submission", 5, "range")
+
+
+def test_failed_groups_are_replaced_one_by_one() -> None:
+    assert options(sync_refill_failed_groups=True).rules.empty == "refill"
+    with pytest.raises(BadVerlConfig, match="sync_refill_failed_groups requires gen_batch_size=1, and it is 2"):
+        options(sync_refill_failed_groups=True, gen_batch_size=2)
+    assert options(trainer_mode="x", sync_refill_failed_groups=True, has_refill_fn=False).rules.mode == "async"
+    assert not options(sync_refill_failed_groups=False).refills
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"max_off_policy_threshold": 0}, "max_off_policy_threshold is 0"),
+        ({"max_off_policy_threshold": True}, "max off policy threshold"),
+        ({"max_off_policy_strategy": "bogus"}, "must be 'drop' or 'wait'"),
+        ({"filter_groups_metric": "acc", "has_refill_fn": False}, "filter_groups_metric 'acc' requires refill_fn"),
+        ({"sync_refill_failed_groups": True, "has_refill_fn": False}, "requires refill_fn"),
+        ({"sync_refill_failed_groups": "yes"}, "must be true or false"),
+        ({"filter_groups_metric": "acc"}, "needs train_batch_size"),
+        ({"filter_groups_metric": "", "train_batch_size": 2}, "must be the name of a metric"),
+        (
+            {"filter_groups_metric": "acc", "train_batch_size": 2, "max_inflight_gen_batches": 0},
+            "max_inflight_gen_batches is 0",
+        ),
+        (
+            {"filter_groups_metric": "acc", "train_batch_size": 2, "gen_batch_size": 3},
+            r"gen_batch_size 3 is above max_inflight_gen_batches \* train_batch_size = 2",
+        ),
+        ({"filter_groups_metric": "acc", "train_batch_size": 2, "gen_batch_size": 0}, "gen_batch_size is 0"),
+        ({"poll_interval": -1}, "poll_interval is -1"),
+        ({"sampler_kwargs": {"pol_interval": 1}}, "sampler_kwargs has no setting 'pol_interval'; did you mean 'poll_"),
+        ({"sampler_kwargs": ["log"]}, "sampler_kwargs is"),
+        ({"sampler_kwargs": {"log": 3}}, "it must be a directory"),
+        ({"sampler_kwargs": {"ties": "random"}}, "must be one of submission, set"),
+        ({"sampler_kwargs": {"group_size": 0}}, "group_size is 0"),
+        ({"sampler_kwargs": {"rules": {"tolerence": 1}}}, "tolerance"),
+        ({"sampler_kwargs": {"rules": 1}}, "must be a mapping"),
+    ],
+)
+def test_what_can_t_work_is_refused_in_verl_s_names(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadVerlConfig, match=text) as caught:
+        options(**settings)
+
+    # verl raises one or the other, and groupstate its own.
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, AssertionError)
+    assert isinstance(caught.value, BadSettings)
