@@ -20,7 +20,7 @@ import queue
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -321,17 +321,11 @@ class RowBuffer:
     def _draw(self, timeout: float | None) -> None:
         if self._asked is None:
             self._asked = self._worker.ask()
-        try:
-            batch = self._asked.result(timeout)
-        except TimeoutError:
-            if not self._asked.done():
-                raise queue.Empty from None
-            self._asked = None
-            raise
-        except BaseException:
-            self._asked = None
-            raise
+        asked = self._asked
+        if not wait({asked}, timeout).done:
+            raise queue.Empty
         self._asked = None
+        batch = asked.result()
         self._batch = batch.number
         self._rows.extend(self._worker.rows_of(batch))
         self._more = self._worker.sampleable_rows()

@@ -1,5 +1,6 @@
 """TRL's own AsyncGRPOTrainer, training a tiny model with this rollout worker."""
 
+import asyncio
 import queue
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, TrainingSequence, _AsyncRolloutLoop
 
 from groupstate import PerBatch, Rules, SessionContext, Trajectory
 from groupstate.core import events as ev
@@ -170,6 +172,42 @@ def test_rows_are_those_that_trl_makes_of_a_group(tmp_path: Path, tokenizer: Any
     assert {first.metrics["reward"], second.metrics["reward"]} == {0.0, 1.0}
     assert first.metrics["reward_std"] == 0.5
     assert {"rewards/is_even", "reward", "reward_std"} <= first.metrics.keys()
+
+
+def test_rows_are_those_of_trls_own_worker(tmp_path: Path) -> None:
+    """TRL's loop scores a group with the same rewards and tokens."""
+    rewards = [0.0, 0.25, 1.0, 1.0]
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        return Trajectory(
+            prompt_ids=[3, 5], response_ids=[6, 1], log_probs=[-1.0, -2.0], reward=rewards[ctx.session], text="1"
+        )
+
+    args = config(tmp_path, num_generations=4)
+    worker = RolloutWorker(args, QUESTIONS, rules=Rules(lag_max=1), session=session)
+    worker.update_model_version(1)
+    worker.start()
+    ours = [worker.rollout_buffer.get(timeout=30) for _ in range(4)]
+    worker.stop()
+    sequence = TrainingSequence([3, 5, 6, 1], [0, 0, 1, 1], [0.0, 0.0, -1.0, -2.0], "conversation")
+    loop = SimpleNamespace(
+        reward_funcs=[], _env_reward_types=[], _provides_rollout_reward=True, reward_func_names=["reward"]
+    )
+    group = RolloutGroup(
+        prompts=[QUESTIONS[0]["prompt"]] * 4, reward_kwargs={},
+        completions=[[{"role": "assistant", "content": "1"}]] * 4, completions_ids=[[6, 1]] * 4,
+        completions_sequences=[[sequence]] * 4, tool_call_counts=[0] * 4, tool_failure_counts=[0] * 4, model_version=1,
+        group_id=1, env_rewards=[None] * 4, rollout_rewards=rewards,
+    )  # fmt: skip
+    theirs = asyncio.run(_AsyncRolloutLoop._score_group(loop, group))
+
+    for name in ("input_ids", "completion_mask", "old_log_probs"):
+        assert [getattr(row, name).tolist() for row in ours] == [getattr(row, name).tolist() for row in theirs]
+        assert {getattr(row, name).dtype for row in ours} == {getattr(row, name).dtype for row in theirs}
+    for name in ("prompt", "completion", "model_version", "group_id"):
+        assert [getattr(row, name) for row in ours] == [getattr(row, name) for row in theirs]
+    assert [row.advantage for row in ours] == pytest.approx([row.advantage for row in theirs], rel=1e-9)
+    assert [row.metrics["reward_std"] for row in ours] == pytest.approx([row.metrics["reward_std"] for row in theirs])
 
 
 def test_groups_without_a_signal_never_reach_the_trainer(trainer: Trainer, tokenizer: Any, tmp_path: Path) -> None:
