@@ -133,7 +133,9 @@ class TrackerThread:
         self._calls.put(exit_code)
 
     def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+        # A signal may come while only some have been started.
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
     def state(self) -> TrackerState:
         return TrackerState(self.name, self._logged, self._failed, self._dropped, self._first_error, self._finished)
@@ -188,7 +190,9 @@ class Tracking:
         self._book: Book | None = None
         self._begun = False
         self._over = False
-        self._watch = SignalWatch(self._note, lambda number: self.finish_now(SIGNAL_CODE + number))
+        self._until: float | None = None
+        """When whoever hasn't finished is given up."""
+        self._watch = SignalWatch(self._note, lambda number: self._end(SIGNAL_CODE + number), self._wait_now)
         self.signal: int | None = None
         """The last signal that came to end the program."""
 
@@ -226,10 +230,9 @@ class Tracking:
             return
         # Who handled signals while the run was open may be gone.
         self._watch.install()
-        self._end(exit_code)
+        until = self._end(exit_code)
         cancelled: asyncio.CancelledError | None = None
         pending = {asyncio.wrap_future(thread.ended) for thread in self._threads}
-        until = time.monotonic() + FINISH_S
         with anyio.CancelScope(shield=True):
             while pending and time.monotonic() < until:
                 try:
@@ -245,9 +248,12 @@ class Tracking:
         """The same without an event loop, for a signal handler: the program ends after it. It may interrupt anything,
         `finish` included."""
         self._end(exit_code)
-        until = time.monotonic() + FINISH_S
+        self._wait_now()
+
+    def _wait_now(self) -> None:
+        assert self._until is not None
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, self._until - time.monotonic()))
         self._tell()
 
     @contextlib.contextmanager
@@ -263,10 +269,14 @@ class Tracking:
     def _note(self, number: int) -> None:
         self.signal = number
 
-    def _end(self, exit_code: int) -> None:
+    def _end(self, exit_code: int) -> float:
+        """Have every tracker finish; until when it is waited for them, however often they are told."""
         self._over = True
+        if self._until is None:
+            self._until = time.monotonic() + FINISH_S
         for thread in self._threads:
             thread.end(exit_code)
+        return self._until
 
     def _tell(self) -> None:
         """Say which trackers lack something."""

@@ -618,6 +618,89 @@ def test_a_signal_that_nobody_handles_kills_after_the_last_words(monkeypatch: py
     watch.remove()
 
 
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("first", [0, 1, 2], ids=["oldest", "middle", "latest"])
+def test_watches_of_several_runs_are_all_told_and_removed_in_any_order(monkeypatch: pytest.MonkeyPatch, first: int):
+    said: list[Any] = []
+
+    def watch_of(run: int) -> SignalWatch:
+        return SignalWatch(
+            lambda number: said.append(("note", run)),
+            lambda number: said.append(("last", run)),
+            lambda: said.append(("wait", run)),
+        )
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    before = signal.getsignal(signal.SIGINT)
+    watches = [watch_of(run) for run in range(3)]
+    for watch in watches:
+        watch.install()
+    watches[0].install()
+    watches.pop(first).remove()
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "kill", lambda process, number: said.append("killed"))
+    handler(signal.SIGTERM, None)
+
+    left = [run for run in (2, 1, 0) if run != first]
+    assert said == [*[(what, run) for what in ("note", "last", "wait") for run in left], "killed"]
+    signal.signal(signal.SIGTERM, handler)
+    for watch in watches:
+        watch.remove()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.usefixtures("handlers")
+async def test_a_signal_that_nobody_handles_finishes_the_trackers_of_every_open_run(monkeypatch: pytest.MonkeyPatch):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    killed: list[int] = []
+    earlier, later = Kept(), Kept()
+    async with open_run(trackers=[earlier]), open_run(trackers=[later]):
+        handler: Any = signal.getsignal(signal.SIGTERM)
+        monkeypatch.setattr(os, "kill", lambda process, number: killed.append(number))
+        handler(signal.SIGTERM, None)
+
+        assert (earlier.codes, later.codes) == ([143], [143])
+    assert killed == [signal.SIGTERM]
+
+
+@pytest.mark.usefixtures("handlers")
+async def test_a_signal_before_all_trackers_are_started_finishes_those_that_are(monkeypatch: pytest.MonkeyPatch):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: killed.append(number))
+    kept, never = Kept(), Kept()
+    tracking = Tracking([kept, never])
+
+    def signalled() -> None:
+        handler: Any = signal.getsignal(signal.SIGTERM)
+        handler(signal.SIGTERM, None)
+
+    monkeypatch.setattr(tracking._threads[1], "start", signalled)
+    starting = asyncio.create_task(tracking.start())
+    await asyncio.sleep(0)
+
+    assert (kept.codes, never.calls, killed) == ([143], [], [signal.SIGTERM])
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+
+async def test_a_further_signal_does_not_prolong_the_wait_for_trackers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tracking_module, "FINISH_S", 0.05)
+    held = Held("finish")
+    tracking = Tracking([held])
+    await tracking.start()
+    tracking.finish_now(143)
+    monkeypatch.setattr(tracking_module, "FINISH_S", 60.0)
+    with anyio.fail_after(5):
+        await anyio.to_thread.run_sync(tracking.finish_now, 143, abandon_on_cancel=True)
+
+    assert not tracking.states()[0].finished
+    held.go.set()
+    tracking._watch.remove()
+
+
 def test_off_the_main_thread_no_handler_is_touched():
     before = signal.getsignal(signal.SIGTERM)
     watch = SignalWatch(lambda number: None, lambda number: None)
