@@ -303,12 +303,14 @@ class Tracking:
         metrics = {**batch.metrics, f"{start}batch": float(batch.number)}
         if self._book is not None and batch.partition == TRAIN:
             metrics |= status(self._book)
-        self._offer(lambda tracker: tracker.log(metrics, step))
+        self._offer(lambda tracker: tracker.log(dict(metrics), step))  # Its own: it may change it.
         rows = [
             (step, value, count) for value, count in sorted(batch.tally.histograms.get(FILTERED_VALUES, {}).items())
         ]
         if rows:
-            self._offer(lambda tracker: tracker.log_table(f"{start}{FILTERED_VALUES}", FILTERED_COLUMNS, rows, step))
+            self._offer(
+                lambda tracker: tracker.log_table(f"{start}{FILTERED_VALUES}", FILTERED_COLUMNS, list(rows), step)
+            )
 
     def track(self, metrics: Mapping[str, Any], step: int | None) -> None:
         """Send the caller's own numbers.
@@ -325,7 +327,7 @@ class Tracking:
         whole_step = integer("step", step)
         if self._over:
             raise RunIsClosed("cannot track: the run's trackers are finished")
-        self._offer(lambda tracker: tracker.log(numbers, whole_step))
+        self._offer(lambda tracker: tracker.log(dict(numbers), whole_step))
 
     def _offer(self, call: Call) -> None:
         if self._begun and not self._over:

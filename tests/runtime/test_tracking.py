@@ -292,6 +292,27 @@ async def test_a_tracker_that_fails_to_finish_keeps_no_other_from_it(error: Base
     assert len(warnings()) == 2
 
 
+async def test_a_tracker_that_changes_what_it_is_given_changes_it_for_itself_alone():
+    class Greedy(Kept):
+        def log(self, metrics: Any, step: int) -> None:
+            super().log(metrics, step)
+            metrics.clear()
+
+        def log_table(self, name: str, columns: Any, rows: Any, step: int) -> None:
+            super().log_table(name, columns, rows, step)
+            rows.clear()
+
+    greedy, beside = Greedy(), Held("log")
+    async with filtering(greedy, beside) as run:
+        await run.sample(2)
+        run.track({"loss": 1.0})
+        await anyio.to_thread.run_sync(lambda: [greedy.came.acquire(timeout=60) for _ in range(2)])
+        beside.go.set()
+
+    assert greedy.of("table")
+    assert beside.calls == greedy.calls
+
+
 async def test_a_slow_tracker_does_not_hold_the_run_up_and_what_it_misses_is_counted(
     monkeypatch: pytest.MonkeyPatch, warnings: Any
 ):
