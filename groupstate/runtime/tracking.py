@@ -321,6 +321,8 @@ class Tracking:
         """
         if not isinstance(metrics, Mapping):
             raise BadInput(f"metrics is {shown(metrics)}; it must be a dict of names and numbers")
+        if "" in metrics:
+            raise BadInput("the name of a metric is ''; it must not be empty")
         numbers = {string("the name of a metric", name): _number(name, value) for name, value in metrics.items()}
         if step is None:
             step = 0 if self._book is None else self._book.weight_version

@@ -162,6 +162,7 @@ def test_a_name_that_mlflow_refuses_is_changed(by_hand: dict[str, Any]):
     names = {name for name, _, _ in by_hand["mlflow"]["logged"]}
 
     assert "datasets/a_b _c_/sampled" in names
+    assert {"_/a/_/b/_/_", "__c", "d/_", "x" * 249} <= names
     assert ["datasets/a+b (c)/sampled", 1.0, 105] in by_hand["json lines"]["logged"]
 
 
@@ -175,6 +176,8 @@ def test_a_run_of_mlflow_is_gone_on_with_and_anothers_run_of_wandb_is_left_open(
     others = forks.read(tmp_path, "read_wandb")
     assert others["logged"] == [["loss", 1.0, 1], ["after", 1.0, None]]
     assert others["codes"] == [0]
+    # Given to a second run, a tracker of W&B makes a second run there.
+    assert len(list((tmp_path / "again" / "wandb").glob("offline-run-*/*.wandb"))) == 2
 
 
 def test_a_wandb_without_incremental_tables_says_so_once_and_sends_one_a_step(forks: Forks, tmp_path: Path):
