@@ -403,7 +403,7 @@ def _checked(trackers: Any) -> list[Tracker]:
 
 def _number(name: str, value: Any) -> float:
     """A number of whatever library; one that is not finite is sent too, since it says that something went wrong."""
-    if not isinstance(value, str | bytes):
+    if not isinstance(value, str | bytes | bytearray | memoryview):
         try:
             return float(value)
         except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -215,6 +215,7 @@ async def test_numbers_of_the_caller_are_sent_at_the_current_version_or_the_step
         ({3: 1.0}, None, "the name of a metric is 3; it must be a string"),
         ({"": 1.0}, None, "the name of a metric is ''; it must not be empty"),
         ({"loss": "1.0"}, None, "metric 'loss' is '1.0'; it must be one number"),
+        ({"loss": bytearray(b"1")}, None, "metric 'loss' is bytearray(b'1'); it must be one number"),
         ({"loss": [1.0, 2.0]}, None, "metric 'loss' is [1.0, 2.0]; it must be one number"),
         ({"loss": 1.0}, 1.5, "step is 1.5; it must be an integer"),
     ],
