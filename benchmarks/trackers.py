@@ -5,6 +5,7 @@ the processor time of this process, all of its threads together, since other wor
 times over; wall time is told beside it, and what processes of the tracker's own spent.
 """
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -52,10 +53,12 @@ async def measure(folder: Path, *, steps: int = 2_000, compared: int = 200) -> l
     with (
         warnings.catch_warnings(),
         tempfile.TemporaryDirectory(dir=folder, prefix="trackers-", ignore_cleanup_errors=True) as inside,
+        # MLflow puts artifacts beside whoever runs it.
+        contextlib.chdir(inside),
     ):
         # What their packages complain of among themselves.
         warnings.simplefilter("ignore")
-        for name, make in backends(Path(inside)).items():
+        for name, make in backends(Path.cwd()).items():
             found.append(_measured(name, make(), steps, compared))
     return found
 

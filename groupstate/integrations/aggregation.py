@@ -50,6 +50,9 @@ BUCKETS_PER_DOUBLING: Final = 8
 LAST_BUCKET: Final = 1024 * BUCKETS_PER_DOUBLING - 1
 """Of the largest numbers that there are; their logarithm is rounded up to 1024."""
 
+NO_NUMBERS: Final = (str, bytes, bytearray, memoryview, Mapping)
+"""What `float` would read as the text of a number, and what holds no list of numbers."""
+
 QUANTILES: Final = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
@@ -84,6 +87,8 @@ class Aggregator:
         """
         if on_not_finite not in get_args(NotFinite):
             raise BadSettings(f"on_not_finite is {shown(on_not_finite)}; it is one of {', '.join(get_args(NotFinite))}")
+        if rules is not None and not isinstance(rules, Mapping):
+            raise BadSettings(f"rules is {shown(rules)}; it must be a dict of patterns and what becomes of them")
         self._rules = [(pattern, _factory(pattern, rule)) for pattern, rule in (rules or {}).items()]
         self._rules += [(pattern, _KINDS[kind]) for pattern, kind in RULES.items()]
         self._refuses = on_not_finite == "refuse"
@@ -252,14 +257,18 @@ def _values(name: str, value: Any) -> list[float]:
     number = _number(value)
     if number is not None:
         return [number]
-    inner = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(inner, Iterable) and not isinstance(inner, str | bytes | Mapping):
-        return [found for one in inner for found in _values(name, one)]
+    try:
+        inner = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(inner, Iterable) and not isinstance(inner, NO_NUMBERS):
+            return [found for one in inner for found in _values(name, one)]
+    except (RuntimeError, TypeError):
+        # A tensor without data, or a list without an end.
+        pass
     raise BadInput(f"metric {shown(name)} is {shown(value)}; it must be a number or a list of numbers")
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, str | bytes):
+    if isinstance(value, NO_NUMBERS):
         return None
     try:
         return float(value)

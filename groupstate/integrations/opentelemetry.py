@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final
 
+from groupstate.core.arguments import string
 from groupstate.errors import BadSettings, MissingExtra
 from groupstate.integrations.counting import Figures, behind, in_recording_thread
 from groupstate.integrations.figures import METRICS, Distribution, Metric, Reading
@@ -53,9 +54,9 @@ class OpenTelemetry:
             label: the attribute `run` of metrics, `groupstate.run` of spans; None takes the run's id.
 
         Raises:
-            BadSettings: another run has metrics with this label there.
+            BadSettings: another run has metrics with this label there, or it is no text.
         """
-        self.label = run.book.run_id if label is None else label
+        self.label = run.book.run_id if label is None else string("label", label, error=BadSettings)
         self._in_thread = in_recording_thread(run)
         self._instruments: _Instruments | None = None
         self._figures: Figures | None = None
@@ -65,12 +66,16 @@ class OpenTelemetry:
             self._figures = self._in_thread(lambda: Figures(behind(run)))
             try:
                 self._instruments.add(self.label, self._figures)
-            except BadSettings:
+            except BaseException:
                 self._in_thread(self._figures.detach)
                 raise
         if spans:
             provider = tracer_provider or trace.get_tracer_provider()
-            self._spans = self._in_thread(lambda: Spans(behind(run), provider, self.label))
+            try:
+                self._spans = self._in_thread(lambda: Spans(behind(run), provider, self.label))
+            except BaseException:
+                self.close()
+                raise
 
     def context(self, group_id: str, session: int | None = None) -> Context:
         """The context of a group's or a session's span, for spans of your own below it; an empty one without spans."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
+from groupstate.core.arguments import string
 from groupstate.errors import BadSettings, MissingExtra
 from groupstate.integrations.counting import Figures, behind, in_recording_thread
 from groupstate.integrations.figures import METRICS, Distribution, Labels, Metric, Value
@@ -38,9 +39,10 @@ class PrometheusMetrics:
             label: what the label `run` of each metric says; None takes the run's id.
 
         Raises:
-            BadSettings: another run in this registry has that label.
+            BadSettings: another run in this registry has that label, or it is no text.
+            ValueError: another collector in this registry has metrics of these names.
         """
-        self.label = run.book.run_id if label is None else label
+        self.label = run.book.run_id if label is None else string("label", label, error=BadSettings)
         self._runs = _Runs.of(registry)
         self._server: tuple[Any, threading.Thread] | None = None
         self._closed = False
@@ -48,7 +50,7 @@ class PrometheusMetrics:
         self._figures: Figures = self._in_thread(lambda: Figures(behind(run)))
         try:
             self._runs.add(self.label, self._figures)
-        except BadSettings:
+        except BaseException:
             self._in_thread(self._figures.detach)
             raise
         self._registry = registry
@@ -118,10 +120,9 @@ class _Runs(Collector):
                     f"this registry has metrics of a run {label!r} already: give this one another label, or a "
                     "registry of its own, or close the other metrics first"
                 )
-            first = not self._figures
-            self._figures = {**self._figures, label: figures}
-            if first and (registry := self._registry()) is not None:
+            if not self._figures and (registry := self._registry()) is not None:
                 registry.register(self)
+            self._figures = {**self._figures, label: figures}
 
     def remove(self, label: str) -> None:
         with self._lock:

@@ -133,7 +133,9 @@ class TrackerThread:
         self._calls.put(exit_code)
 
     def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+        # A signal may come while only some have been started.
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
     def state(self) -> TrackerState:
         return TrackerState(self.name, self._logged, self._failed, self._dropped, self._first_error, self._finished)
@@ -188,7 +190,9 @@ class Tracking:
         self._book: Book | None = None
         self._begun = False
         self._over = False
-        self._watch = SignalWatch(self._note, lambda number: self.finish_now(SIGNAL_CODE + number))
+        self._until: float | None = None
+        """When whoever hasn't finished is given up."""
+        self._watch = SignalWatch(self._note, lambda number: self._end(SIGNAL_CODE + number), self._wait_now)
         self.signal: int | None = None
         """The last signal that came to end the program."""
 
@@ -226,10 +230,9 @@ class Tracking:
             return
         # Who handled signals while the run was open may be gone.
         self._watch.install()
-        self._end(exit_code)
+        until = self._end(exit_code)
         cancelled: asyncio.CancelledError | None = None
         pending = {asyncio.wrap_future(thread.ended) for thread in self._threads}
-        until = time.monotonic() + FINISH_S
         with anyio.CancelScope(shield=True):
             while pending and time.monotonic() < until:
                 try:
@@ -245,9 +248,12 @@ class Tracking:
         """The same without an event loop, for a signal handler: the program ends after it. It may interrupt anything,
         `finish` included."""
         self._end(exit_code)
-        until = time.monotonic() + FINISH_S
+        self._wait_now()
+
+    def _wait_now(self) -> None:
+        assert self._until is not None
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, self._until - time.monotonic()))
         self._tell()
 
     @contextlib.contextmanager
@@ -263,10 +269,14 @@ class Tracking:
     def _note(self, number: int) -> None:
         self.signal = number
 
-    def _end(self, exit_code: int) -> None:
+    def _end(self, exit_code: int) -> float:
+        """Have every tracker finish; until when it is waited for them, however often they are told."""
         self._over = True
+        if self._until is None:
+            self._until = time.monotonic() + FINISH_S
         for thread in self._threads:
             thread.end(exit_code)
+        return self._until
 
     def _tell(self) -> None:
         """Say which trackers lack something."""
@@ -293,12 +303,14 @@ class Tracking:
         metrics = {**batch.metrics, f"{start}batch": float(batch.number)}
         if self._book is not None and batch.partition == TRAIN:
             metrics |= status(self._book)
-        self._offer(lambda tracker: tracker.log(metrics, step))
+        self._offer(lambda tracker: tracker.log(dict(metrics), step))  # Its own: it may change it.
         rows = [
             (step, value, count) for value, count in sorted(batch.tally.histograms.get(FILTERED_VALUES, {}).items())
         ]
         if rows:
-            self._offer(lambda tracker: tracker.log_table(f"{start}{FILTERED_VALUES}", FILTERED_COLUMNS, rows, step))
+            self._offer(
+                lambda tracker: tracker.log_table(f"{start}{FILTERED_VALUES}", FILTERED_COLUMNS, list(rows), step)
+            )
 
     def track(self, metrics: Mapping[str, Any], step: int | None) -> None:
         """Send the caller's own numbers.
@@ -309,13 +321,15 @@ class Tracking:
         """
         if not isinstance(metrics, Mapping):
             raise BadInput(f"metrics is {shown(metrics)}; it must be a dict of names and numbers")
+        if "" in metrics:
+            raise BadInput("the name of a metric is ''; it must not be empty")
         numbers = {string("the name of a metric", name): _number(name, value) for name, value in metrics.items()}
         if step is None:
             step = 0 if self._book is None else self._book.weight_version
         whole_step = integer("step", step)
         if self._over:
             raise RunIsClosed("cannot track: the run's trackers are finished")
-        self._offer(lambda tracker: tracker.log(numbers, whole_step))
+        self._offer(lambda tracker: tracker.log(dict(numbers), whole_step))
 
     def _offer(self, call: Call) -> None:
         if self._begun and not self._over:
@@ -389,7 +403,7 @@ def _checked(trackers: Any) -> list[Tracker]:
 
 def _number(name: str, value: Any) -> float:
     """A number of whatever library; one that is not finite is sent too, since it says that something went wrong."""
-    if not isinstance(value, str | bytes):
+    if not isinstance(value, str | bytes | bytearray | memoryview):
         try:
             return float(value)
         except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -289,3 +289,15 @@ async def test_runs_of_one_provider_do_not_collide(meters: Any, tmp_path: Path) 
         telemetry.close()
         telemetry.close()
     assert points(reader) == {}
+
+
+async def test_what_cannot_be_attached_leaves_nothing_behind() -> None:
+    provider = MeterProvider(shutdown_on_exit=False)
+    async with open_run() as run:
+        with pytest.raises(BadSettings, match="label is 5; it must be a string"):
+            OpenTelemetry(run, meter_provider=provider, label=5)  # type: ignore[arg-type]
+        with pytest.raises(AttributeError, match="get_tracer"):
+            OpenTelemetry(run, spans=True, meter_provider=provider, tracer_provider=object())  # type: ignore[arg-type]
+        assert not run.ledger.listeners.get(ev.GroupFinished)
+        with OpenTelemetry(run, meter_provider=provider):
+            assert run.ledger.listeners[ev.GroupFinished]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -115,6 +115,25 @@ async def test_runs_of_one_process_do_not_collide(registry: Any) -> None:
             assert value(registry, "groupstate_groups_in_flight", run="second", partition="train") is None
         assert value(registry, "groupstate_groups_in_flight", run="first", partition="train") is None
         metrics.close()
+
+
+async def test_a_registry_in_which_another_has_the_names_can_be_used_once_they_are_free(registry: Any) -> None:
+    other = Gauge("groupstate_groups", "somebody else's", registry=registry)
+    async with open_run() as run:
+        with pytest.raises(ValueError, match="Duplicated timeseries"):
+            PrometheusMetrics(run, registry=registry, label="r")
+        assert heard(run) == 0
+        registry.unregister(other)
+        with PrometheusMetrics(run, registry=registry, label="r"):
+            assert value(registry, "groupstate_events_total", run="r") == 0
+
+
+@pytest.mark.parametrize("label", [5, b"run", "\ud800"])
+async def test_a_label_that_no_scrape_could_show_is_refused(registry: Any, label: Any) -> None:
+    async with open_run() as run:
+        with pytest.raises(BadSettings, match=r"label is .* must be a string"):
+            PrometheusMetrics(run, registry=registry, label=label)
+        assert heard(run) == 0
 
 
 async def test_the_last_numbers_stay_until_the_metrics_are_closed(registry: Any) -> None:

@@ -213,7 +213,9 @@ async def test_numbers_of_the_caller_are_sent_at_the_current_version_or_the_step
     [
         ([1], None, "metrics is [1]; it must be a dict of names and numbers"),
         ({3: 1.0}, None, "the name of a metric is 3; it must be a string"),
+        ({"": 1.0}, None, "the name of a metric is ''; it must not be empty"),
         ({"loss": "1.0"}, None, "metric 'loss' is '1.0'; it must be one number"),
+        ({"loss": bytearray(b"1")}, None, "metric 'loss' is bytearray(b'1'); it must be one number"),
         ({"loss": [1.0, 2.0]}, None, "metric 'loss' is [1.0, 2.0]; it must be one number"),
         ({"loss": 1.0}, 1.5, "step is 1.5; it must be an integer"),
     ],
@@ -221,7 +223,7 @@ async def test_numbers_of_the_caller_are_sent_at_the_current_version_or_the_step
 async def test_what_is_no_number_is_refused_and_nothing_is_sent(metrics: Any, step: Any, text: str):
     kept = Kept()
     async with open_run(trackers=[kept]) as run:
-        with pytest.raises(BadInput, match="must be") as caught:
+        with pytest.raises(BadInput, match="must") as caught:
             run.track({**metrics, "other": 1.0} if isinstance(metrics, dict) else metrics, step=step)
 
     assert str(caught.value) == text
@@ -290,6 +292,27 @@ async def test_a_tracker_that_fails_to_finish_keeps_no_other_from_it(error: Base
     assert (kept.codes, broken.codes) == ([0], [0])
     assert [state.finished for state in run.trackers] == [False, True]
     assert len(warnings()) == 2
+
+
+async def test_a_tracker_that_changes_what_it_is_given_changes_it_for_itself_alone():
+    class Greedy(Kept):
+        def log(self, metrics: Any, step: int) -> None:
+            super().log(metrics, step)
+            metrics.clear()
+
+        def log_table(self, name: str, columns: Any, rows: Any, step: int) -> None:
+            super().log_table(name, columns, rows, step)
+            rows.clear()
+
+    greedy, beside = Greedy(), Held("log")
+    async with filtering(greedy, beside) as run:
+        await run.sample(2)
+        run.track({"loss": 1.0})
+        await anyio.to_thread.run_sync(lambda: [greedy.came.acquire(timeout=60) for _ in range(2)])
+        beside.go.set()
+
+    assert greedy.of("table")
+    assert beside.calls == greedy.calls
 
 
 async def test_a_slow_tracker_does_not_hold_the_run_up_and_what_it_misses_is_counted(
@@ -616,6 +639,89 @@ def test_a_signal_that_nobody_handles_kills_after_the_last_words(monkeypatch: py
     assert said == ([] if forked else [("note", signal.SIGTERM), ("last", signal.SIGTERM)])
     assert killed == [(signal.SIGTERM, signal.SIG_DFL)]
     watch.remove()
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("first", [0, 1, 2], ids=["oldest", "middle", "latest"])
+def test_watches_of_several_runs_are_all_told_and_removed_in_any_order(monkeypatch: pytest.MonkeyPatch, first: int):
+    said: list[Any] = []
+
+    def watch_of(run: int) -> SignalWatch:
+        return SignalWatch(
+            lambda number: said.append(("note", run)),
+            lambda number: said.append(("last", run)),
+            lambda: said.append(("wait", run)),
+        )
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    before = signal.getsignal(signal.SIGINT)
+    watches = [watch_of(run) for run in range(3)]
+    for watch in watches:
+        watch.install()
+    watches[0].install()
+    watches.pop(first).remove()
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "kill", lambda process, number: said.append("killed"))
+    handler(signal.SIGTERM, None)
+
+    left = [run for run in (2, 1, 0) if run != first]
+    assert said == [*[(what, run) for what in ("note", "last", "wait") for run in left], "killed"]
+    signal.signal(signal.SIGTERM, handler)
+    for watch in watches:
+        watch.remove()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.usefixtures("handlers")
+async def test_a_signal_that_nobody_handles_finishes_the_trackers_of_every_open_run(monkeypatch: pytest.MonkeyPatch):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    killed: list[int] = []
+    earlier, later = Kept(), Kept()
+    async with open_run(trackers=[earlier]), open_run(trackers=[later]):
+        handler: Any = signal.getsignal(signal.SIGTERM)
+        monkeypatch.setattr(os, "kill", lambda process, number: killed.append(number))
+        handler(signal.SIGTERM, None)
+
+        assert (earlier.codes, later.codes) == ([143], [143])
+    assert killed == [signal.SIGTERM]
+
+
+@pytest.mark.usefixtures("handlers")
+async def test_a_signal_before_all_trackers_are_started_finishes_those_that_are(monkeypatch: pytest.MonkeyPatch):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: killed.append(number))
+    kept, never = Kept(), Kept()
+    tracking = Tracking([kept, never])
+
+    def signalled() -> None:
+        handler: Any = signal.getsignal(signal.SIGTERM)
+        handler(signal.SIGTERM, None)
+
+    monkeypatch.setattr(tracking._threads[1], "start", signalled)
+    starting = asyncio.create_task(tracking.start())
+    await asyncio.sleep(0)
+
+    assert (kept.codes, never.calls, killed) == ([143], [], [signal.SIGTERM])
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+
+async def test_a_further_signal_does_not_prolong_the_wait_for_trackers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tracking_module, "FINISH_S", 0.05)
+    held = Held("finish")
+    tracking = Tracking([held])
+    await tracking.start()
+    tracking.finish_now(143)
+    monkeypatch.setattr(tracking_module, "FINISH_S", 60.0)
+    with anyio.fail_after(5):
+        await anyio.to_thread.run_sync(tracking.finish_now, 143, abandon_on_cancel=True)
+
+    assert not tracking.states()[0].finished
+    held.go.set()
+    tracking._watch.remove()
 
 
 def test_off_the_main_thread_no_handler_is_touched():

@@ -23,6 +23,9 @@ from groupstate.integrations.trackers import JsonLines, MLflow, TensorBoard, Tra
 
 STEPS = 3
 
+ODD_NAMES = ("/a//b/../.", "..c", "d/", "x" * 249 + "/y")
+"""MLflow takes none of them."""
+
 DATABASE = b""
 """Of MLflow, with its tables and nothing in them."""
 
@@ -92,7 +95,7 @@ def used_by_hand(folder: str) -> None:
         for step in [*range(104), 3]:
             tracker.log({"odd": float("nan" if step == 1 else "inf" if step == 2 else step)}, step)
             tracker.log_table("values", ("step", "value", "groups"), [(step, 0.5, 1), (step, 1.0, 2)], step)
-        tracker.log({"datasets/a+b (c)/sampled": 1.0}, 105)
+        tracker.log({"datasets/a+b (c)/sampled": 1.0, **dict.fromkeys(ODD_NAMES, 2.0)}, 105)
         tracker.finish(1)
 
 
@@ -115,6 +118,13 @@ def gone_on_with(folder: str) -> None:
     run.finish()
     never_used = WandB(project="tests")
     never_used.finish(0)
+    again_folder = Path(folder) / "again"
+    again_folder.mkdir()
+    again = WandB(project="tests", mode="offline", dir=str(again_folder))
+    for step in range(2):
+        again.log({"loss": 5.0}, step)
+        again.log_table("values", ("step", "value"), [(step, 0.5)], step)
+        again.finish(0)
 
 
 def old_wandb(folder: str) -> None:

@@ -196,6 +196,20 @@ def test_arrays_count_value_by_value():
     }
 
 
+endless: list[Any] = []
+endless.append(endless)
+
+
+class NoData:
+    """As a tensor on the device `meta`."""
+
+    def __repr__(self) -> str:
+        return "a tensor on no device"
+
+    def tolist(self) -> list[float]:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+
+
 @pytest.mark.parametrize(
     ("metrics", "weight", "text"),
     [
@@ -205,6 +219,9 @@ def test_arrays_count_value_by_value():
         ({"loss": None}, 1, "metric 'loss' is None; it must be a number or a list of numbers"),
         ({"loss": {"a": 1.0}}, 1, "metric 'loss' is .*; it must be a number or a list of numbers"),
         ({"loss": [1.0, "low"]}, 1, "metric 'loss' is 'low'"),
+        ({"loss": bytearray(b"12")}, 1, "metric 'loss' is bytearray"),
+        ({"loss": endless}, 1, "metric 'loss' is .* a number or a list of numbers"),
+        ({"loss": NoData()}, 1, "metric 'loss' is a tensor on no device; it must be"),
         ({"loss": 1.0}, -1, "weight is -1; it must be a finite number of at least 0"),
         ({"loss": 1.0}, math.nan, "weight is nan; it must be"),
         ({"loss": 1.0}, math.inf, "weight is inf; it must be"),
@@ -228,6 +245,7 @@ def test_what_is_no_number_is_refused_and_nothing_is_taken(metrics: Any, weight:
         ),
         ({"loss": object}, "it is one of mean, sum"),
         ({"loss": 3}, "the rule for 'loss' is 3"),
+        ([("loss", "mean")], "rules is .*; it must be a dict"),
         ({3: "mean"}, "the pattern of a rule is 3; it must be a string"),
     ],
 )

@@ -4,6 +4,8 @@ The processes are real ones too, and so are the signals.
 """
 
 import json
+import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,7 @@ def test_a_name_that_mlflow_refuses_is_changed(by_hand: dict[str, Any]):
     names = {name for name, _, _ in by_hand["mlflow"]["logged"]}
 
     assert "datasets/a_b _c_/sampled" in names
+    assert {"_/a/_/b/_/_", "__c", "d/_", "x" * 249} <= names
     assert ["datasets/a+b (c)/sampled", 1.0, 105] in by_hand["json lines"]["logged"]
 
 
@@ -175,6 +178,8 @@ def test_a_run_of_mlflow_is_gone_on_with_and_anothers_run_of_wandb_is_left_open(
     others = forks.read(tmp_path, "read_wandb")
     assert others["logged"] == [["loss", 1.0, 1], ["after", 1.0, None]]
     assert others["codes"] == [0]
+    # Given to a second run, a tracker of W&B makes a second run there.
+    assert len(list((tmp_path / "again" / "wandb").glob("offline-run-*/*.wandb"))) == 2
 
 
 def test_a_wandb_without_incremental_tables_says_so_once_and_sends_one_a_step(forks: Forks, tmp_path: Path):
@@ -243,6 +248,61 @@ def test_json_lines_are_appended_and_can_be_followed(tmp_path: Path):
     assert [line.pop("at_s") > 1e9 for line in told] == [True] * 6
     assert told[1] == {"step": 3, "table": "t", "columns": ["a", "b"], "rows": [[1, "x"]]}
     assert [line["exit_code"] for line in told if "exit_code" in line] == [143, 0]
+
+
+def test_a_line_left_in_pieces_stays_one_of_its_own(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"at_s": 1.0, "exit_code": 1}\n{"at_s": 2.0, "met')
+    lines = JsonLines(path)
+    lines.log({"loss": 1.0}, 3)
+    lines.finish(0)
+
+    _, pieces, logged, ended = path.read_text().splitlines()
+    assert pieces == '{"at_s": 2.0, "met'
+    assert (json.loads(logged)["metrics"], json.loads(ended)["exit_code"]) == ({"loss": 1.0}, 0)
+
+
+def test_a_line_that_does_not_fit_is_not_there_in_part_and_the_next_ones_are(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    lines.log({"loss": 1.0}, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As of a full disk, part of the line is written, and the rest is an error.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            lines.log({f"metric/{number}": 1.0 for number in range(1_000)}, 2)
+        assert len(path.read_text().splitlines()) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    lines.log({"loss": 3.0}, 3)
+    lines.finish(0)
+
+    assert [json.loads(line).get("step") for line in path.read_text().splitlines()] == [1, 3, None]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is full")
+def test_a_file_whose_end_cannot_be_written_is_closed():
+    lines = JsonLines("/dev/full")
+    lines.start()
+    with pytest.raises(OSError, match="No space left"):
+        lines.finish(0)
+
+    assert lines._file is not None
+    assert lines._file.closed
+
+
+def test_json_lines_may_go_into_a_pipe(tmp_path: Path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    lines = JsonLines(path)
+    lines.log({"loss": 1.0}, 1)
+    lines.finish(0)
+    told = [json.loads(line) for line in os.read(reader, 65_536).splitlines()]
+    os.close(reader)
+
+    assert [line.get("step") for line in told] == [1, None]
 
 
 def test_every_tracker_is_in_the_public_names():

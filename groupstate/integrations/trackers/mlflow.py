@@ -16,6 +16,9 @@ METRICS_PER_CALL: Final = 1_000
 ROWS_PER_PART: Final = 200
 """Rows of one file of a table. The last file is written anew each time, so this bounds what a step costs."""
 
+NAME_MAX: Final = 250
+"""Characters of a name; more is refused."""
+
 ODD = re.compile(r"[^\w\-. /:]", re.ASCII)
 """What MLflow refuses in a name."""
 
@@ -115,4 +118,8 @@ class _Part:
 
 
 def _allowed(name: str) -> str:
-    return ODD.sub("_", name)
+    """A name that MLflow takes: one that it refuses would cost all numbers that are sent with it."""
+    parts = ODD.sub("_", name).split("/")
+    # It may become a path: no part of it may be empty, or lead elsewhere.
+    whole = "/".join("_" if part in ("", ".", "..") else part for part in parts)
+    return re.sub(r"^\.\.", "__", whole)[:NAME_MAX].rstrip("/")

@@ -76,7 +76,10 @@ class WandB:
 
     def finish(self, exit_code: int) -> None:
         if self._is_own and self._run is not None:
-            self._run.finish(exit_code=exit_code)
+            run, self._run = self._run, None
+            # Another run that this is given to has another one.
+            self._drawn_over_step, self._tables = set(), {}
+            run.finish(exit_code=exit_code)
 
     def _draw_over_step(self, run: Any, name: str) -> None:
         if name not in self._drawn_over_step:
