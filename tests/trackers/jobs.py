@@ -8,10 +8,10 @@ import asyncio
 import gc
 import json
 import os
-import signal
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,9 @@ def blocking_run(folder: str, ending: str) -> None:
         for version in range(STEPS):
             run.commit(run.sample(2, weight_version=version))
         say({"ready": True})
-        signal.pause()
+        while True:
+            # Not signal.pause(): a signal that comes just before it would be noticed only with the next one.
+            time.sleep(0.05)
 
 
 def used_by_hand(folder: str) -> None:
