@@ -74,7 +74,7 @@ $(PYTHONS:%=test-python-%): test-python-%:
 	else \
 		$(MAKE) -s --no-print-directory .venv-$*/.installed && \
 		echo "Testing on Python $*" && \
-		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) --hypothesis-profile=few -m '$(QUICK)' $(PYTEST_ARGS); \
+		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK)' $(PYTEST_ARGS); \
 	fi
 
 .PHONY: test-long

@@ -30,8 +30,6 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 hypothesis.settings.register_profile("quick", max_examples=50, stateful_step_count=30, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, stateful_step_count=100, deadline=None)
 hypothesis.settings.register_profile("fuzz", max_examples=40_000, deadline=None)
-# For `make test-pythons`: whether it runs there too; `make test` looks for what is wrong.
-hypothesis.settings.register_profile("few", max_examples=10, stateful_step_count=20, deadline=None)
 # For `make mutants`, where what counts is that a test fails, each time for the same mutants, and not on what.
 hypothesis.settings.register_profile(
     "mutants",
