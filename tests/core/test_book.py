@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from groupstate.core import book as book_module
@@ -13,6 +14,7 @@ from groupstate.core.book import MARKS_KEPT, MARKS_REMEMBERED, Book, replayed
 from groupstate.core.held import Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase
 from groupstate.core.rules import RULES_VERSION, Rules
+from groupstate.core.shelf import Shelf
 from groupstate.errors import BadMark, DuplicateGroup, IllegalTransition, LogError, UnknownBatch, UnknownGroup
 from groupstate.testing.notation import START_NS, Story, play
 from groupstate.version import VERSION
@@ -50,6 +52,17 @@ def test_a_run_begins_with_its_rules_and_its_version() -> None:
 
     assert (story.book.run_id, story.book.weight_version, story.book.lineage) == ("story", 5, 1)
     assert story.book.rules == Rules().to_dict()
+
+
+def test_a_group_in_flight_that_counts_from_another_version_comes_to_another_place() -> None:
+    book = play("submit a/1 stamp=3", "submit b/1 stamp=5", weight_version=5).book
+    shelf = Shelf()
+    for group_id in ("a", "b"):
+        shelf.add(book.group(group_id))
+    shelf.move(book.group("a"), msgspec.structs.replace(book.group("a"), phase=Phase.RUNNING, aged_from=9))
+
+    assert [list(group_ids) for _, group_ids in shelf.in_flight.by_class()] == [["b", "a"]]
+    assert list(shelf.phases[Phase.RUNNING]) == ["a"]
 
 
 def test_an_observer_is_told_how_the_group_of_an_event_was_before_it() -> None:
