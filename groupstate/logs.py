@@ -115,9 +115,12 @@ class Logger:
     def _target(self, level: int) -> Any:
         if _hushed.get():
             return None
-        structlog = sys.modules.get("structlog")
-        if structlog is not None and structlog.is_configured():
-            return structlog.get_logger(self._name)
+        if "structlog" in sys.modules:
+            # By the statement, which waits for another thread that imports it in this moment: half of it is there.
+            import structlog
+
+            if structlog.is_configured():
+                return structlog.get_logger(self._name)
         if not self._standard.isEnabledFor(level):
             return None
         if _as_json not in self._wrapped:

@@ -79,6 +79,48 @@ def test_structlog_may_be_configured_after_the_first_event(caplog, configured):
     assert [event["event"] for event in configured] == ["after"]
 
 
+IMPORTED_ELSEWHERE = """
+import importlib.machinery, sys, threading
+from groupstate.logs import Logger
+
+begun, go_on = threading.Event(), threading.Event()
+
+class Slowly(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module):
+        begun.set()
+        assert go_on.wait(30)
+        super().exec_module(module)
+
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        spec = super().find_spec(name, path, target)
+        if name == "structlog":
+            spec.loader = Slowly(name, spec.origin)
+        return spec
+
+sys.meta_path.insert(0, Finder)
+problems = []
+threading.excepthook = lambda problem: problems.append(problem.exc_value)
+importing = threading.Thread(target=__import__, args=("structlog",))
+importing.start()
+assert begun.wait(30)
+saying = threading.Thread(target=Logger("groupstate.test").warning, args=("something happened",))
+saying.start()
+saying.join(0.3)
+go_on.set()
+saying.join(30)
+importing.join(30)
+assert not problems, problems
+"""
+
+
+def test_an_event_said_while_another_thread_imports_structlog_waits_for_it():
+    done = subprocess.run([sys.executable, "-c", IMPORTED_ELSEWHERE], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "event='something happened' level='warning'\n")
+
+
 # Configured here ----------------------------------------------------------------------------------------------
 
 
