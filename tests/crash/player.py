@@ -13,7 +13,7 @@ import zlib
 from typing import Any
 
 from groupstate import CheckpointMark, RetryableError, Rules, SessionContext, Trajectory, open_run
-from groupstate.errors import NotEnoughGroups
+from groupstate.errors import LogFailed, NotEnoughGroups
 from groupstate.log.file import FileLog
 from groupstate.runtime.sources import ListSource
 
@@ -108,6 +108,32 @@ async def finite(path: str, plan: dict[str, Any]) -> None:
     tell(ended=True)
 
 
+async def together(path: str, plan: dict[str, Any]) -> None:
+    """Several samplers at once, of which most wait: so many batches, or until the log fails. Each says how it ended."""
+    tell(opening=True)
+    left = iter(range(plan["batches"]))
+
+    async def sampler(run: Any, name: int) -> None:
+        try:
+            for _ in left:
+                batch = await run.sample(2)
+                tell(sampled=batch.number, groups=batch.group_ids)
+                await run.commit(batch)
+                tell(committed=batch.number)
+        except LogFailed as error:
+            tell(sampler=name, failed=str(error))
+        else:
+            tell(sampler=name, failed=None)
+
+    try:
+        async with opened(path, plan, ListSource(range(1_000_000)), ENDLESS) as run:
+            await asyncio.gather(*(sampler(run, name) for name in range(plan["samplers"])))
+    except LogFailed:
+        pass  # as the samplers were told
+    tell(ended=True)
+
+
 if __name__ == "__main__":
     told_plan = json.loads(sys.argv[2])
-    asyncio.run((finite if "prompts" in told_plan else endless)(sys.argv[1], told_plan))
+    way = finite if "prompts" in told_plan else together if "samplers" in told_plan else endless
+    asyncio.run(way(sys.argv[1], told_plan))

@@ -136,6 +136,11 @@ class Witness:
         said, killed = play(self.path, plan, self.chance.uniform(0, most_s))
         assert killed
         self.kills += 1
+        self.hear(said)
+        self.look()
+
+    def hear(self, said: list[dict[str, Any]]) -> None:
+        """Keep in mind what a run was told."""
         self.told += len(said)
         for line in said:
             if "sampled" in line:
@@ -144,9 +149,9 @@ class Witness:
                 self.committed.add(line["committed"])
             elif "mark" in line:
                 self.marks.append((line["seq"], line["mark"]))
-        self.look()
 
     def look(self) -> None:
+        """Hold the files against what was told."""
         if not (self.path / "run.json").exists():
             assert not self.sampled
             return
