@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from groupstate.core import events as ev
 from groupstate.errors import LogError, LogFailed
 from groupstate.inspect.checking import checked
 from groupstate.log.file import FileLog
-from groupstate.log.reading import read_log
+from groupstate.log.reading import read_book, read_log
 
 SMALL = {"segment_bytes": 20_000, "payload_file_bytes": 60_000}
 
@@ -99,6 +100,86 @@ def test_a_full_disk_ends_the_log_and_loses_nothing_that_was_acknowledged(small_
     groups = [group for _, names in found for group in names]
     assert len(set(groups)) == len(groups)
     assert checked(run).violations == ()
+
+
+# A snapshot alone -----------------------------------------------------------------------------------------
+
+NO_SNAPSHOT = "no snapshot could be taken"
+
+
+def with_long_names(path):
+    make = FileLog.open if (path / "run.json").exists() else FileLog.create
+    return open_run(log=make(path), snapshot_events=2_000, group_size=1, rules=Rules(), grace_s=0)
+
+
+def submit(run, count, chance):
+    """Groups whose names can't be packed: most of what a snapshot holds."""
+    for _ in range(count):
+        run.submit("2 + 2 =", group_id=chance.randbytes(100).hex())
+
+
+async def trained(run):
+    group = next(iter(run.pending()))
+    group.start(0).finish(Trajectory(reward=1.0))
+    batch = await run.sample(1)
+    await run.commit(batch)
+    return batch.group_ids[0]
+
+
+def taken(path):
+    return sorted(int(name.stem) for name in (path / "log").glob("*.snap"))
+
+
+def test_a_snapshot_that_alone_finds_the_disk_full_is_told_and_the_run_goes_on(small_disk, caplog):
+    folder, _ = small_disk
+    path, ballast, chance = folder / "run", folder / "ballast", random.Random(0)
+
+    def warnings():
+        return [text for record in caplog.records if NO_SNAPSHOT in (text := record.getMessage())]
+
+    async def until(happened):
+        while not happened():  # noqa: ASYNC110 - another thread takes snapshots
+            await asyncio.sleep(0.01)
+
+    async def until_full():
+        async with with_long_names(path) as run:
+            submit(run, 300, chance)
+            await run.checkpoint()
+            await until(lambda: taken(path))
+            submit(run, 250, chance)
+            told = [await trained(run)]
+            room = os.statvfs(folder)
+            ballast.write_bytes(b"x" * (room.f_bavail * room.f_frsize - 24_000))
+            await run.checkpoint()
+            await until(warnings)
+            for _ in range(5):
+                told.append(await trained(run))
+            return told
+
+    async def go_on(count):
+        async with with_long_names(path) as run:
+            told = [await trained(run) for _ in range(count)]
+            await run.checkpoint()
+            return told
+
+    told = asyncio.run(asyncio.wait_for(until_full(), 60))
+    (warning,) = warnings()
+    assert "No space left on device" in warning
+    (first,) = taken(path)
+    assert [name.name for name in path.rglob("*.tmp")] == []
+
+    # As before, from the older snapshot: on the full disk, and once there is room.
+    told += asyncio.run(go_on(3))
+    ballast.unlink()
+    told += asyncio.run(go_on(3))
+    assert [group for _, groups in committed(path) for group in groups] == told
+    assert len(set(told)) == 12
+    assert first in taken(path)
+    assert read_book(path).last_seq == taken(path)[-1] > first
+    assert checked(path).violations == ()
+
+
+# Only to be read ------------------------------------------------------------------------------------------
 
 
 def test_a_disk_that_may_only_be_read_is_refused_to_writers_and_not_to_readers(small_disk):
