@@ -1147,6 +1147,47 @@ def test_a_preview_is_the_group_as_it_would_be() -> None:
     assert story.phase("g") == "pending"
 
 
+def test_a_group_that_was_previewed_is_not_made_a_second_time_by_its_event() -> None:
+    book = play("submit g/2", "start g.0").book
+    event, seq = ev.SessionStarted("g", 1, 1), book.last_seq + 1
+
+    previewed = book.preview(event, seq, 99)
+    book.apply(ev.Record(seq, 99, event))
+
+    assert book.group("g") is previewed
+
+
+@pytest.mark.parametrize(
+    ("session", "ahead", "at_ns"),
+    [
+        pytest.param(2, 0, 99, id="another event"),
+        pytest.param(1, 1, 99, id="the same event with another number"),
+        pytest.param(1, 0, 98, id="the same event at another time"),
+    ],
+)
+def test_a_preview_of_something_else_is_not_taken_for_the_event(session: int, ahead: int, at_ns: int) -> None:
+    book = play("submit g/3", "start g.0").book
+    event, now = ev.SessionStarted("g", 1, 1), book.last_seq + 1
+
+    book.preview(event if session == 1 else ev.SessionStarted("g", session, 1), now + ahead, at_ns)
+    book.apply(ev.Record(now, 99, event))
+
+    group = book.group("g")
+    assert [session.state for session in group.sessions] == ["open", "open", "waiting"]
+    assert (group.last_seq, group.last_at_ns) == (now, 99)
+
+
+def test_a_preview_of_a_group_that_has_changed_since_is_not_taken_for_the_event() -> None:
+    book = play("submit g/3", "start g.0").book
+    event, now = ev.SessionStarted("g", 1, 1), book.last_seq + 1
+
+    book.preview(event, now + 1, 99)
+    book.apply(ev.Record(now, 98, ev.SessionStarted("g", 2, 1)))
+    book.apply(ev.Record(now + 1, 99, event))
+
+    assert [session.state for session in book.group("g").sessions] == ["open", "open", "open"]
+
+
 def test_a_replay_notes_no_payloads_that_nobody_asked_for() -> None:
     story = play()
     story.record(ev.GroupSubmitted("g", 1, "train", 0, 1, "submit", prompt=ev.PayloadRef(1, 2, 3)))
