@@ -30,16 +30,24 @@ class _File:
         self.name = name
         """Of its names the one that it was given last, without its directory."""
         self.live = bytearray(durable)
-        self.durable = bytearray(durable)
         self.unflushed: list[Change] = []
+        self._durable = bytearray(durable)
+        self._flushed: list[Change] = []
+        """What `_durable` is behind by: only a loss of power asks for it."""
+
+    @property
+    def durable(self) -> bytearray:
+        for change in self._flushed:
+            _apply(self._durable, change)
+        self._flushed.clear()
+        return self._durable
 
     def change(self, change: Change) -> None:
         _apply(self.live, change)
         self.unflushed.append(change)
 
     def flush(self) -> None:
-        for change in self.unflushed:
-            _apply(self.durable, change)
+        self._flushed += self.unflushed
         self.unflushed.clear()
 
 

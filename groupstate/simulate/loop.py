@@ -10,9 +10,13 @@ import heapq
 import itertools
 import math
 import selectors
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from typing import Any, TypeVar
+
+import msgspec
 
 from groupstate.errors import GroupstateError
 
@@ -39,72 +43,31 @@ JUMPS_UNHEARD = 64
 more than a jump."""
 
 
-class _Soon(asyncio.Handle):
-    """A callback for the next round: asyncio's own, made in one step."""
+class _Handle(msgspec.Struct, eq=False):
+    """A callback for the next round, or for later: what asyncio's own two do, made in one step."""
 
-    __slots__ = ()
-
-    def __init__(
-        self,
-        callback: Callable[..., Any],
-        args: tuple[Any, ...],
-        loop: "VirtualLoop",
-        context: contextvars.Context | None,
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = self._source_traceback = None
-
+    _callback: Callable[..., Any] | None
+    _args: tuple[Any, ...] | None
     _context: contextvars.Context
     _loop: "VirtualLoop"
-    _callback: Callable[..., Any]
-    _args: tuple[Any, ...]
-    _cancelled: bool
-    _repr: str | None
-    _source_traceback: Any
-
-
-class _Timer(asyncio.TimerHandle):
-    """A callback for later, made in one step too."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., Any],
-        args: tuple[Any, ...],
-        loop: "VirtualLoop",
-        context: contextvars.Context | None,
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = self._source_traceback = None
-        self._when = when
-        self._scheduled = True
-
-    _context: contextvars.Context
-    _loop: "VirtualLoop"
-    _callback: Callable[..., Any]
-    _args: tuple[Any, ...]
-    _cancelled: bool
-    _repr: str | None
-    _source_traceback: Any
-    _when: float
-    _scheduled: bool
+    _when: float = 0.0
+    _scheduled: bool = False
+    """It is a timer that isn't due yet."""
+    _cancelled: bool = False
 
     def cancel(self) -> None:
         if not self._cancelled:
             self._cancelled = True
-            self._callback = self._args = None  # type: ignore[assignment]
+            self._callback = self._args = None
             if self._scheduled:
                 self._loop._cancelled_count += 1
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def when(self) -> float:
+        """When a timer is due, on the loop's clock."""
+        return self._when
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -120,7 +83,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.until_s = until_s
         self._resolution_s = RESOLUTION_S
         self._numbers = itertools.count()
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timers: list[tuple[float, int, _Handle]] = []
         """A heap. Of those that are due at the same time the first that was set comes first, so that a run can be
         repeated."""
         self._cancelled_count = 0
@@ -139,9 +102,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         if self._closed or self._debug:
             return super().call_soon(callback, *args, context=context)
-        handle = _Soon(callback, args, self, context)
+        handle = _Handle(callback, args, copy_context() if context is None else context, self)
         self._ready.append(handle)
-        return handle
+        return handle  # type: ignore[return-value]
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        if self._thread_id != threading.get_ident():
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        # In its own thread the loop need not be woken, which takes two calls of the system.
+        return self.call_soon(callback, *args, context=context)
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
@@ -153,9 +124,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         if self._closed:
             self._check_closed()
-        timer = _Timer(when, callback, args, self, context)
+        timer = _Handle(callback, args, copy_context() if context is None else context, self, when, True)
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
-        return timer
+        return timer  # type: ignore[return-value]
 
     _check_closed: Callable[[], None]
     _closed: bool
@@ -163,6 +134,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     _ready: deque[Any]
     """What runs in this round, or the next."""
     _stopping: bool
+    _thread_id: int | None
     _selector: selectors.BaseSelector
     _process_events: Callable[[list[tuple[selectors.SelectorKey, int]]], None]
 

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -73,8 +74,8 @@ def _undisturbed() -> Iterator[None]:
         logger.setLevel(level)
         if collecting:
             gc.enable()
-            # What a run leaves refers to itself in many places, and would stay until somebody looks.
-            gc.collect()
+            # What a run leaves refers to itself, and would stay until somebody looks. All of it is young.
+            gc.collect(0)
 
 
 class _Simulation:
@@ -151,10 +152,11 @@ class _Simulation:
 
     def _outcome(self) -> Outcome:
         kept = self.history.kept
+        kinds = Counter([type(record.event) for record in kept])
         return Outcome(
             plan=self.plan,
-            lifetimes=sum(isinstance(record.event, ev.GroupSubmitted) for record in kept),
-            sessions=sum(isinstance(record.event, ev.SessionStarted) for record in kept),
+            lifetimes=kinds[ev.GroupSubmitted],
+            sessions=kinds[ev.SessionStarted],
             events=len(kept),
             lives=self.lives,
             virtual_s=self.now_s,

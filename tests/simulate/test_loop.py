@@ -123,7 +123,7 @@ def test_what_a_callback_raises_is_told_to_the_loop_s_handler_and_stops_nobody()
 
     (heard,) = run_virtual(main)
 
-    assert heard.startswith("Exception in callback <_Timer")
+    assert heard.startswith("Exception in callback _Handle(")
     assert heard.endswith("KeyError('nothing')")
 
 
