@@ -59,6 +59,8 @@ class Keeping:
         """
         self._ledger = ledger
         self._events = events
+        self._least_behind = events / WAYPOINTS_PER_SNAPSHOT
+        """Events between two waypoints, however few groups are live."""
         snapshots = getattr(ledger.log, "keep_snapshot", None)
         self._log: Snapshots | None = ledger.log if snapshots is not None else None  # type: ignore[assignment]
         self._last_seq = 0
@@ -76,15 +78,14 @@ class Keeping:
 
     def _look(self) -> None:
         """A step of the ledger is done. Is it time?"""
-        due: float = self._events
+        book, due = self._ledger.book, float(self._events)
         if self._resting:
             due *= AT_REST
             self._resting = False
-        if self._ledger.book.last_seq - self._last_seq >= due:
+        if book.last_seq - self._last_seq >= due:
             self.take()
-        book = self._ledger.book
-        behind = max(self._events / WAYPOINTS_PER_SNAPSHOT, EVENTS_PER_LIVE_GROUP * len(book.groups))
-        if book.last_seq - self._waypoint_seq >= behind:
+        behind = book.last_seq - self._waypoint_seq
+        if behind >= self._least_behind and behind >= EVENTS_PER_LIVE_GROUP * len(book.groups):
             self.take_waypoint()
 
     def take_waypoint(self) -> None:
