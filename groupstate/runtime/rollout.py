@@ -14,14 +14,13 @@ from types import CoroutineType
 from typing import Final
 
 import anyio
-import anyio.abc
 
 from groupstate.core import events as ev
 from groupstate.core.group import Group
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.engines.port import Engine, Mortal, SamplingParams
-from groupstate.engines.tasks import ended, loose
+from groupstate.engines.tasks import ended, loose, settled
 from groupstate.errors import (
     BadSettings,
     DamagedPayload,
@@ -74,6 +73,10 @@ class Rollout:
         self._queue: deque[str] = deque()
         self._wake = Signal()
         self._siblings: dict[str, Siblings] = {}
+        self._groups: dict[asyncio.Task[None], None] = {}
+        """Tasks of groups, in the order in which they began. Plain ones: a task group costs each more than its work."""
+        self._faults: list[BaseException] = []
+        """What ended one of them though nothing of a session's may."""
         self._stubborn: set[asyncio.Task[SessionResult]] = set()
         """Tasks that ignored their cancellation; kept from the garbage collector until they end."""
         self._endings: dict[str, list[tuple[SessionContext, object]]] = {}
@@ -107,22 +110,52 @@ class Rollout:
         self._queue.extend(
             group.group_id for group in self._book.in_phase(Phase.PENDING) if group.group_id not in queued
         )
-        async with anyio.create_task_group() as tasks:
-            if isinstance(self._engine, Mortal) and is_async(self._engine.died):
-                # Its death ends the sessions that ask nothing of it now, too.
-                tasks.start_soon(self._engine.died, name="the engine's death")
-            while True:
-                while self._queue and not self._controller.closing:
-                    self._dispatch(tasks, self._queue.popleft())
-                await self._wake.wait()
+        try:
+            async with anyio.create_task_group() as tasks:
+                if isinstance(self._engine, Mortal) and is_async(self._engine.died):
+                    # Its death ends the sessions that ask nothing of it now, too.
+                    tasks.start_soon(self._engine.died, name="the engine's death")
+                await self._dispatch_until_a_fault()
+                tasks.cancel_scope.cancel()
+        finally:
+            await self._end_groups()
 
-    def _dispatch(self, tasks: anyio.abc.TaskGroup, group_id: str) -> None:
+    async def _dispatch_until_a_fault(self) -> None:
+        while not self._faults:
+            while self._queue and not self._controller.closing:
+                self._dispatch(self._queue.popleft())
+            await self._wake.wait()
+
+    def _dispatch(self, group_id: str) -> None:
         group = self._book.groups.get(group_id)
         if group is None or not group.in_flight or group_id in self._siblings:
             return
         siblings = Siblings()
         self._siblings[group_id] = siblings
-        tasks.start_soon(self._run_group, group, siblings, name=f"group {group_id}")
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._run_group(group, siblings), name=f"group {group_id}")
+        self._groups[task] = None
+        task.add_done_callback(self._group_ended)
+
+    def _group_ended(self, task: "asyncio.Task[None]") -> None:
+        del self._groups[task]
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._faults.append(fault)
+            self._wake.set()
+
+    async def _end_groups(self) -> None:
+        """End them in order, and see to it that they have.
+
+        Raises:
+            BaseExceptionGroup: the faults of this rollout, those that come meanwhile among them.
+        """
+        groups = list(self._groups)
+        for task in groups:
+            task.cancel()
+        for task in groups:
+            await settled(task)
+        if self._faults:
+            raise BaseExceptionGroup("groups failed the rollout", self._faults)
 
     def end(self, group_id: str, ending: Ending) -> bool:
         """Cancel the open sessions of a group; each is recorded as its end. False if they don't run here."""

@@ -107,6 +107,25 @@ async def test_a_group_that_is_cancelled_while_its_tasks_start_ends_too(loop, tu
 
 
 @virtual
+async def test_what_is_under_way_at_the_end_is_ended_in_the_order_in_which_it_began(loop):
+    ended: list[str] = []
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        try:
+            await asyncio.sleep(1_000.0)
+        except asyncio.CancelledError:
+            ended.append(ctx.group_id)
+            raise
+        return Trajectory(reward=1.0)
+
+    async with opened(loop, session=session, grace_s=0.0) as run:
+        names = [run.submit("p").id for _ in range(200)]
+        await asyncio.sleep(1.0)
+
+    assert ended == names
+
+
+@virtual
 async def test_cancelling_twice_is_cancelling_once(loop):
     async with opened(loop, session=endless) as run:
         group = run.submit("p")
