@@ -33,10 +33,10 @@ class _Line:
         """Whether somebody waits for `number` or less. Any thread may ask."""
         for waiters in (self.in_order, self._others):
             try:
-                if waiters[0][0] <= number:
+                if waiters and waiters[0][0] <= number:
                     return True
             except IndexError:
-                pass  # nobody, or nobody any more
+                pass  # nobody any more
         return False
 
     def wake(self, number: float) -> None:

@@ -90,9 +90,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Timers in there that were cancelled."""
         self._jump_count = 0
         self._clock: tuple[float, int] = (now_s, EPOCH_NS + round(now_s * 1e9))
-        super().__init__(selectors.SelectSelector())
-        self._heard = self._selector.get_map()
-        """Who may be heard: the loop itself, and files and sockets of others, which are rare."""
+        selector = selectors.SelectSelector()
+        self._heard: dict[int, selectors.SelectorKey] = selector._fd_to_key  # type: ignore[attr-defined]
+        """Who may be heard: the loop itself, and files and sockets of others, which are rare. The selector's own
+        dictionary, since its mapping of it is slow to say how many they are."""
+        super().__init__(selector)
 
     def time(self) -> float:
         return self.now_s
@@ -214,10 +216,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise Deadlock("every task is blocked and no timer is pending")
         if self.now_s > self.until_s:
             raise Deadlock(f"the clock is past {self.until_s:g} s, and there is no end")
-        wait_s = min(max(0.0, self._timers[0][0] - self.now_s), WAIT_MAX_S)
-        self.now_s += wait_s
-        # The timers that lie before now + resolution run. Far out a float has no number between the two.
-        self._resolution_s = max(RESOLUTION_S, math.ulp(self.now_s))
+        wait_s = self._timers[0][0] - self.now_s
+        if wait_s > 0.0:
+            self.now_s += wait_s if wait_s < WAIT_MAX_S else WAIT_MAX_S
+            # The timers that lie before now + resolution run. Far out a float has no number between the two.
+            self._resolution_s = max(RESOLUTION_S, math.ulp(self.now_s))
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:

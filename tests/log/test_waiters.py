@@ -1,6 +1,7 @@
 """Whoever waits for a number is woken when it is reached, in order, in his own loop."""
 
 import asyncio
+import collections
 import gc
 import threading
 import weakref
@@ -53,6 +54,23 @@ async def test_a_number_that_nobody_waits_for_wakes_nobody():
     await asyncio.wait(tasks)
 
     assert woken == [2, 4]
+
+
+async def test_a_line_that_empties_while_another_thread_looks_at_it_has_nobody_due():
+    class Emptied(collections.deque):
+        """As it looks to a thread between whose two steps the last one leaves."""
+
+        def __bool__(self):
+            return True
+
+    waiters, woken = Waiters(), []
+    (task,) = await waiting(waiters, [FAR], woken)
+    (line,) = waiters._lines.values()
+    line.in_order = Emptied()
+
+    assert not line.is_due(5)
+    assert line.is_due(FAR)
+    task.cancel()
 
 
 async def test_a_cancelled_waiter_is_passed_over():
