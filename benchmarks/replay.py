@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import stream
 from benchmarks.measure import Measurement, Result, frozen_heap, interleaved
-from groupstate.core.book import replayed
 from groupstate.core.events import Record
+from groupstate.core.folding import replayed
 from groupstate.log.file import FileLog
 from groupstate.log.reading import read_log
 
