@@ -23,7 +23,7 @@ from groupstate.core.frontier import frontier
 from groupstate.errors import BadInput
 from groupstate.inspect.about import About
 from groupstate.inspect.batch_story import BatchStory, batch_story_of
-from groupstate.inspect.checking import checked
+from groupstate.inspect.checking_apart import checking
 from groupstate.inspect.overview import overview_of
 from groupstate.inspect.places import book_after, seq_of
 from groupstate.inspect.story import Story, story
@@ -337,7 +337,8 @@ def check(ctx: click.Context, run: Path, as_json: bool) -> None:
       groupstate check runs/demo
       groupstate check runs/demo --json
     """
-    seen = checked(_some(run))
+    with checking(_some(run)) as result:
+        seen = result()
     with while_read():
         if as_json:
             write_json(seen)
