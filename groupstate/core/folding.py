@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.core.group import Group, Session, finish_session, shares_ranges, start_session, widen
+from groupstate.core.group import Group, Session, finished, shares_ranges, started, widen
 from groupstate.core.phases import Phase
-from groupstate.errors import SessionStateError
 
 
 class Working:
@@ -26,12 +25,36 @@ class Working:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        """As the book has it; what may happen to a session is asked of it."""
+        """As the book has it."""
         self.sessions: list[Session] = list(group.sessions)
         self.ranges = dict(group.session_ranges)
         self.finished = 0
         """Sessions that have finished since, with one trajectory each."""
         self.seq = self.at_ns = 0
+
+    def start(self, event: ev.SessionStarted, seq: int, at_ns: int) -> bool:
+        """Take the event in; False where it can't happen."""
+        sessions, number = self.sessions, event.session
+        if not 0 <= number < len(sessions):
+            return False
+        session = sessions[number]
+        if session.state != "waiting" or session.attempt != event.attempt:
+            return False
+        sessions[number] = started(session, event, seq, at_ns)
+        return True
+
+    def finish(self, event: ev.SessionFinished, seq: int, at_ns: int) -> bool:
+        """The same, and False for a session that doesn't have one trajectory."""
+        sessions, number, rows = self.sessions, event.session, event.trajectories
+        if not 0 <= number < len(sessions) or len(rows) != 1:
+            return False
+        session = sessions[number]
+        if session.state != "open" or session.attempt != event.attempt:
+            return False
+        sessions[number] = finished(session, event, seq, at_ns)
+        widen(self.ranges, rows[0].metrics)
+        self.finished += 1
+        return True
 
     def settled(self) -> Group:
         group, finished = self.group, self.finished
@@ -65,8 +88,19 @@ class Replay:
         event: Any = record.event
         kind = type(event)
         if kind is ev.SessionFinished or kind is ev.SessionStarted:
+            seq, at_ns, book = record.seq, record.at_ns, self.book
             working = self._working.get(event.group_id) or self._taken(event.group_id)
-            if working is not None and self._folded(working, event, record.seq, record.at_ns):
+            if working is None or seq != book.last_seq + 1:
+                pass
+            elif kind is ev.SessionStarted:
+                if working.start(event, seq, at_ns):
+                    working.seq = book.last_seq = seq
+                    working.at_ns = book.last_at_ns = at_ns
+                    return
+            elif working.finish(event, seq, at_ns):
+                book.count_finished(event)
+                working.seq = book.last_seq = seq
+                working.at_ns = book.last_at_ns = at_ns
                 return
         if self._working:
             self._settle_for(event)
@@ -90,27 +124,6 @@ class Replay:
             return None
         working = self._working[group_id] = Working(group)
         return working
-
-    def _folded(self, working: Working, event: ev.SessionStarted | ev.SessionFinished, seq: int, at_ns: int) -> bool:
-        """Change the working copy; False where the event can't happen, or isn't one of the plain ones."""
-        book = self.book
-        if seq != book.last_seq + 1:
-            return False
-        try:
-            if isinstance(event, ev.SessionStarted):
-                start_session(working.group, working.sessions, event, seq, at_ns)
-            elif len(event.trajectories) == 1:
-                finish_session(working.group, working.sessions, event, seq, at_ns)
-                widen(working.ranges, event.trajectories[0].metrics)
-                working.finished += 1
-                book.count_finished(event)
-            else:
-                return False
-        except SessionStateError:
-            return False  # the book says so in its own words
-        working.seq = book.last_seq = seq
-        working.at_ns = book.last_at_ns = at_ns
-        return True
 
     def _settle_for(self, event: ev.AnyEvent) -> None:
         """Bring back what the event may be about. All but two are about one group, or about ended ones and the run."""

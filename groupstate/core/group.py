@@ -216,7 +216,7 @@ def _blank_sessions(size: int) -> bytes:
     return _ENCODER.encode((Session("finished"),) * size)
 
 
-def session_for(group: Group, sessions: Sequence[Session], event: Any, allowed: tuple[SessionState, ...]) -> Session:
+def _session(group: Group, sessions: Sequence[Session], event: Any, allowed: tuple[SessionState, ...]) -> Session:
     number = event.session
     if not 0 <= number < group.size:
         raise SessionStateError(
@@ -232,22 +232,14 @@ def session_for(group: Group, sessions: Sequence[Session], event: Any, allowed: 
     return session
 
 
-def start_session(group: Group, sessions: list[Session], event: ev.SessionStarted, seq: int, at_ns: int) -> None:
-    """Put the session into `sessions` as it is after the event.
-
-    Raises:
-        SessionStateError: it can't start now.
-    """
-    session = session_for(group, sessions, event, ("waiting",))
-    sessions[event.session] = replace(
+def started(session: Session, event: ev.SessionStarted, seq: int, at_ns: int) -> Session:
+    return replace(
         session, state="open", started_at_ns=at_ns, last_seq=seq, weight_version=event.weight_version, failure=None
     )
 
 
-def finish_session(group: Group, sessions: list[Session], event: ev.SessionFinished, seq: int, at_ns: int) -> None:
-    """The same for its end."""
-    session = session_for(group, sessions, event, ("open",))
-    sessions[event.session] = replace(
+def finished(session: Session, event: ev.SessionFinished, seq: int, at_ns: int) -> Session:
+    return replace(
         session,
         state="finished",
         trajectories=event.trajectories,
@@ -265,13 +257,13 @@ def shares_ranges(group: Group) -> bool:
 
 def _started(group: Group, event: ev.SessionStarted, phase: Phase, seq: int, at_ns: int) -> Group:
     sessions = list(group.sessions)
-    start_session(group, sessions, event, seq, at_ns)
+    sessions[event.session] = started(_session(group, sessions, event, ("waiting",)), event, seq, at_ns)
     return replace(group, kept=tuple(sessions), phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
 def _finished(group: Group, event: ev.SessionFinished, phase: Phase, seq: int, at_ns: int) -> Group:
     sessions = list(group.sessions)
-    finish_session(group, sessions, event, seq, at_ns)
+    sessions[event.session] = finished(_session(group, sessions, event, ("open",)), event, seq, at_ns)
     rows = event.trajectories
     by_session, by_trajectory = group.session_ranges, group.trajectory_ranges
     if len(rows) == 1 and shares_ranges(group):
@@ -315,7 +307,7 @@ def widen(ranges: dict[str, Range], metrics: Mapping[str, float]) -> None:
 
 def _failed(group: Group, event: ev.SessionFailed, phase: Phase, seq: int, at_ns: int) -> Group:
     sessions = list(group.sessions)
-    session = session_for(group, sessions, event, ("open", "waiting"))
+    session = _session(group, sessions, event, ("open", "waiting"))
     ended = replace(session, failure=event.failure, message=event.message, ended_at_ns=at_ns, last_seq=seq)
     if event.retry_in_s is not None:
         sessions[event.session] = replace(ended, state="waiting", attempt=session.attempt + 1)

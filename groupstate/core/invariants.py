@@ -109,8 +109,14 @@ class Checker:
 
     def feed(self, record: ev.Record) -> list[Violation]:
         """Take the next record in; returns what it makes wrong."""
-        found, event, seq = self.found, record.event, record.seq
-        before, kind = len(found), type(event)
+        before = len(self.found)
+        self.take(record)
+        return self.found[before:]
+
+    def take(self, record: ev.Record) -> None:
+        """Take the next record in; what it makes wrong is in `found`."""
+        event, seq = record.event, record.seq
+        kind = type(event)
         if seq != self._seq + 1 or (self._seq == 0) is not (kind is ev.RunStarted):
             self._check_place(record)
         self._seq = seq
@@ -124,7 +130,6 @@ class Checker:
             handler(self, event)
         if self._book is not None:
             self._replay(self._book, record)
-        return found[before:]
 
     def compare(self, book: Book) -> list[Violation]:
         """Hold the counts against a book that has taken in the same events; returns what it makes wrong."""

@@ -23,6 +23,7 @@ from groupstate.inspect.checking_apart import checking
 from groupstate.inspect.report import CAUSES, OUTCOMES, PHASES, REASONS, TURNS, Gathered
 from groupstate.inspect.report_prompts import PromptReader
 from groupstate.inspect.report_tables import Packed
+from groupstate.log.collection import without_collection
 from groupstate.log.disk import OsDisk
 from groupstate.log.reading import beginning, durable_stop, read_log
 from groupstate.log.rundir import RunDir, read_run_info
@@ -108,6 +109,7 @@ def report(run: str | os.PathLike[str], *, prompts: bool = True, check: bool = T
         return Report(nothing, Packed(nothing.since(0)), (), UNREADABLE, (Notice("damaged", str(error)),))
     gathered, notices = Gathered(base), list[Notice]()
     with ExitStack() as stack:
+        stack.enter_context(without_collection())
         stop = durable_stop(run)
         result = stack.enter_context(checking(run, stop=stop)) if check else None
         try:
