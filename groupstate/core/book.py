@@ -408,7 +408,9 @@ class Book:
         """A training group was submitted."""
         if group.target_version is not None:
             self.targets[group.target_version] += 1
-        use = self.uses.setdefault(group.dataset, DatasetUse())
+        use = self.uses.get(group.dataset)
+        if use is None:
+            use = self.uses[group.dataset] = DatasetUse()
         if not use.open and not use.new:
             use.version = use.told_version = self.weight_version
         use.submitted += 1

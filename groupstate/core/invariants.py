@@ -6,7 +6,7 @@ Rule 2: an event costs the same however long the log is.
 Rule 3: a broken log never stops the checker: it says what is wrong and follows the log.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ class Checker:
         self._groups: dict[str, Tracked] = {}
         self._counts: Counter[tuple[ev.Partition, Phase]] = Counter()
         self._ready: Counter[ev.Partition] = Counter()
-        self._ages: dict[str, Counter[int]] = {}
+        self._ages: defaultdict[str, dict[int, int]] = defaultdict(dict)
         """Training groups in flight by dataset, and in there by the version that their lag is counted from."""
         self._owed: deque[tuple[str, int, int]] = deque()
         """Credit not spent yet: the group evicted, its size and the event, oldest first."""
@@ -95,7 +95,7 @@ class Checker:
         self._requests: dict[int, ev.BatchRequested] = {}
         self._batches: dict[int, ev.BatchSampled] = {}
         self._commits: list[tuple[int, ev.BatchSampled]] = []
-        self._windows: dict[ev.Partition, Counter[str]] = {}
+        self._windows: defaultdict[ev.Partition, Counter[str]] = defaultdict(Counter)
         self._reported: dict[int, Counter[str]] = {}
         """Counts that the metrics of each batch that is out were made of."""
         self._gone: Counter[Phase] = Counter()
@@ -141,16 +141,16 @@ class Checker:
         return self.found[before:]
 
     def add_to(self, standing: Standing, event: Any) -> None:
-        """Fold in what the event that was fed last led to, as a replay does of its book (see `Standing`)."""
-        kind = type(event)
-        if kind in WITHIN:
-            return
-        if kind in OF_ONE_GROUP:
+        """Fold in what the event that was taken last led to, as a replay does of its book (see `Standing`).
+
+        Args:
+            event: none of the kinds in `WITHIN`.
+        """
+        if type(event) in OF_ONE_GROUP:
             standing.add_group(self._seq, self._groups[event.group_id].phase)
-            return
-        if kind is ev.BatchSampled:
-            standing.add_window(self._seq, self._reported[event.batch])
-        standing.add(self._seq, self._counts.items(), self._totals())
+        else:
+            window = self._reported[event.batch] if type(event) is ev.BatchSampled else None
+            standing.add(self._seq, self._counts.items(), self._totals(), window)
 
     def _totals(self) -> tuple[int, ...]:
         submitted, evicted, committed = len(self._groups), self._gone[Phase.EVICTED], self._gone[Phase.COMMITTED]
@@ -281,9 +281,11 @@ class Checker:
 
     def _age(self, group: Tracked, one: int) -> None:
         if group.partition == ev.TRAIN:
-            ages = self._ages.setdefault(group.dataset, Counter())
-            ages[group.aged_from] += one
-            if not ages[group.aged_from]:
+            ages = self._ages[group.dataset]
+            left = ages.get(group.aged_from, 0) + one
+            if left:
+                ages[group.aged_from] = left
+            else:
                 del ages[group.aged_from]
 
     def _in_flight(self, partition: ev.Partition) -> int:
@@ -297,7 +299,7 @@ class Checker:
         return (group.aged_seq, self._version_seq) if group.kept_lag is None else (group.sampled_seq,)
 
     def _window(self, partition: ev.Partition) -> Counter[str]:
-        return self._windows.setdefault(partition, Counter())
+        return self._windows[partition]
 
     # The run -----------------------------------------------------------------------------------------
 

@@ -31,21 +31,25 @@ class Standing:
         """Fold in the phase to which event `seq` brought the group that it is about."""
         self._fold(8 * seq + _NUMBERS[phase])
 
-    def add(self, seq: int, places: Iterable[tuple[Place, int]], totals: Iterable[int]) -> None:
+    def add(
+        self,
+        seq: int,
+        places: Iterable[tuple[Place, int]],
+        totals: Iterable[int],
+        window: Counter[str] | None = None,
+    ) -> None:
         """Fold in all counts after event `seq`.
 
         Args:
             places: groups by partition and phase, in any order; zeros may be left out.
+            window: what the metrics of the batch that it samples are made of; zeros may be left out.
         """
         self._fold(seq)
         self._fold(sum(count * _weight(place) for place, count in places))
         for total in totals:
             self._fold(total)
-
-    def add_window(self, seq: int, counts: Counter[str]) -> None:
-        """Fold in what the metrics of the batch that event `seq` samples are made of; zeros are left out."""
-        self._fold(seq)
-        self._fold(zlib.crc32(repr(sorted((+counts).items())).encode()))
+        if window is not None:
+            self._fold(zlib.crc32(repr(sorted((+window).items())).encode()))
 
     def _fold(self, value: int) -> None:
         self.number = (self.number * BASE + value) % PRIME

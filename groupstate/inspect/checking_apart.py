@@ -126,21 +126,22 @@ def replayed(path: str, stop: int) -> Said:
     base, start = beginning(path)
     book, kept, standing = base or Book(), Kept(path), Standing()
     book.notes_released, replay = False, Replay(book)
+    apply, seqs = replay.apply, kept.seqs
     for record in read_log(path, start, stop):
         event: Any = record.event
         kind, seq = type(event), record.seq
-        if kind is ev.BatchSampled:
-            standing.add_window(seq, flat(book.window(event.partition)))
+        window = flat(book.window(event.partition)) if kind is ev.BatchSampled else None
         try:
-            replay.apply(record)
+            apply(record)
         except Exception:
             # Whatever it is, a replay ends here, and `checked` says why.
             return Said(False, start)
-        if kind in OF_ONE_GROUP:
-            standing.add_group(seq, _phase(book, event.group_id))
-        elif kind not in WITHIN:
-            standing.add(seq, book.places(), totals_of(book))
-        if seq in kept.seqs and kept.compare(replay.settle(), seq):
+        if kind not in WITHIN:
+            if kind in OF_ONE_GROUP:
+                standing.add_group(seq, _phase(book, event.group_id))
+            else:
+                standing.add(seq, book.places(), totals_of(book), window)
+        if seq in seqs and kept.compare(replay.settle(), seq):
             return Said(False, start)
     replay.settle()
     return Said(True, start, book.last_seq, standing.number, kept.snapshots, kept.waypoints)
@@ -154,11 +155,14 @@ def _phase(book: Book, group_id: str) -> Phase:
 def counted(path: str, stop: int) -> Said:
     """Count the events anew, with all that the invariants ask."""
     checker, standing, last = Checker(replays=False), Standing(), 0
+    take, found = checker.take, checker.found
     for record in read_log(path, 1, stop):
-        checker.take(record)
-        if checker.found:
+        take(record)
+        if found:
             return Said(False, 1)
-        checker.add_to(standing, record.event)
+        event = record.event
+        if type(event) not in WITHIN:
+            checker.add_to(standing, event)
         last = record.seq
     return Said(True, 1, last, standing.number)
 

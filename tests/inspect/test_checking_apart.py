@@ -218,9 +218,10 @@ def test_it_tells_what_was_folded_in_and_when() -> None:
 def test_a_window_is_its_counts_without_zeros() -> None:
     one, other = Counter(submitted=2, refills=0), Counter(submitted=2)
 
-    assert number(lambda s: s.add_window(5, one)) == number(lambda s: s.add_window(5, other))
-    assert number(lambda s: s.add_window(5, one)) != number(lambda s: s.add_window(5, Counter(submitted=1)))
-    assert number(lambda s: s.add_window(5, one)) != number(lambda s: s.add_window(6, one))
+    assert number(lambda s: s.add(5, [], (), one)) == number(lambda s: s.add(5, [], (), other))
+    assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(5, [], (), Counter(submitted=1)))
+    assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(6, [], (), one))
+    assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(5, [], ()))
 
 
 def test_a_book_that_holds_other_counts_is_found_out(driven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
