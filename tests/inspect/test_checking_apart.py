@@ -3,8 +3,6 @@
 import os
 import signal
 import subprocess
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from msgspec.structs import replace
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.core.phases import Phase
-from groupstate.core.standing import Standing
 from groupstate.inspect import checking_apart
 from groupstate.inspect.checking import checked
 from groupstate.inspect.checking_apart import PARTS, Said, checking
@@ -184,44 +180,6 @@ def test_the_page_has_the_verdict_of_the_parts(driven: Path, apart: list[Any]) -
     assert report(driven).verdict == report(driven, check=True).verdict
     assert report(driven).verdict.text == f"{checked(driven).verdict}."
     assert len(apart) == 6
-
-
-# The number that they compare -----------------------------------------------------------------------------
-
-
-def number(*folds: Callable[[Standing], None]) -> int:
-    standing = Standing()
-    for fold in folds:
-        fold(standing)
-    return standing.number
-
-
-def test_it_tells_what_was_folded_in_and_when() -> None:
-    places = [(("train", Phase.RUNNING), 2), (("val", Phase.RUNNING), 1)]
-    numbers = [
-        number(),
-        number(lambda s: s.add_group(1, Phase.PENDING)),
-        number(lambda s: s.add_group(1, Phase.RUNNING)),
-        number(lambda s: s.add_group(2, Phase.PENDING)),
-        number(lambda s: s.add(1, places, (3, 0))),
-        number(lambda s: s.add(1, places, (0, 3))),
-        number(lambda s: s.add(2, places, (3, 0))),
-        number(lambda s: s.add(1, [(("train", Phase.RUNNING), 1), (("val", Phase.RUNNING), 2)], (3, 0))),
-        number(lambda s: s.add(1, [(("train", Phase.PENDING), 2), (("val", Phase.RUNNING), 1)], (3, 0))),
-    ]
-
-    assert len(set(numbers)) == len(numbers)
-    assert number(lambda s: s.add(1, places[::-1], (3, 0))) == numbers[4]
-    assert number(lambda s: s.add(1, [*places, (("train", Phase.COMMITTED), 9)], (3, 0))) == numbers[4]
-
-
-def test_a_window_is_its_counts_without_zeros() -> None:
-    one, other = Counter(submitted=2, refills=0), Counter(submitted=2)
-
-    assert number(lambda s: s.add(5, [], (), one)) == number(lambda s: s.add(5, [], (), other))
-    assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(5, [], (), Counter(submitted=1)))
-    assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(6, [], (), one))
-    assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(5, [], ()))
 
 
 def test_a_book_that_holds_other_counts_is_found_out(driven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
