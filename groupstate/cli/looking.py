@@ -18,7 +18,7 @@ from groupstate.cli.runs import beginning_of, first_of, records_of
 from groupstate.cli.sections import frontier_sections, overview_sections, story_sections
 from groupstate.cli.why_sections import batch_sections, wait_sections
 from groupstate.core.book import Book
-from groupstate.core.events import GroupSubmitted, Record
+from groupstate.core.events import GroupSubmitted, Record, RunClosed
 from groupstate.core.frontier import frontier
 from groupstate.errors import BadInput
 from groupstate.inspect.about import About
@@ -239,7 +239,9 @@ def show(run: Path, at: str | None, by_position: bool, as_json: bool) -> None:
     if by_position:
         _show_frontier(run, seq, as_json=as_json)
         return
-    seen = overview_of(book_after(run, seq))
+    book = book_after(run, seq)
+    last = next(records_of(run, book.last_seq), None) if book.closed else None
+    seen = overview_of(book, last.event if last is not None and isinstance(last.event, RunClosed) else None)
     with while_read():
         if as_json:
             write_json(seen)
