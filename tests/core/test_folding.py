@@ -129,11 +129,75 @@ def test_a_record_that_is_out_of_its_place_is_refused_and_the_book_is_settled() 
 
 
 def test_what_a_replay_frees_is_noted_by_the_book_that_it_is_given_and_not_by_replayed() -> None:
-    records = log_of(*ONE, "finish a.1 reward=0", "sample 1", "commit 1")
+    records = log_of("submit a/1 content=x", "start a", "finish a reward=1", "sample 1", "commit 1")
 
+    assert one_by_one(records)[0].released != []
+    assert folded(records)[0].released == one_by_one(records)[0].released
     assert replayed(records).released == []
     assert replayed(records).notes_released
-    assert folded(records)[0].released == one_by_one(records)[0].released
+
+
+@pytest.mark.parametrize("session", [0, 1, 2])
+def test_only_what_brings_a_group_to_another_phase_is_in_the_book_at_once(session: int) -> None:
+    first = (session + 1) % 3
+    records = log_of("submit a/3", f"start a.{first}", f"start a.{session}", f"finish a.{session} reward=1")
+    replay, states = Replay(Book()), []
+    for record in records:
+        replay.apply(record)
+        if "a" in replay.book.groups:
+            sessions = replay.book.groups["a"].sessions
+            states.append((sessions[first].state, sessions[session].state))
+
+    assert states == [("waiting", "waiting"), *[("open", "waiting")] * 3]
+    assert replay.settle().groups["a"].sessions[session].state == "finished"
+
+
+ROW = (ev.TrajectoryRecord(0, {"reward": 1.0}),)
+
+
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.SessionStarted("a", 2, 1),
+        ev.SessionStarted("a", -1, 1),
+        ev.SessionStarted("a", 0, 1),
+        ev.SessionStarted("a", 1, 1),
+        ev.SessionStarted("a", 1, 2),
+        ev.SessionStarted("b", 0, 1),
+        ev.SessionFinished("a", 2, 1, ROW),
+        ev.SessionFinished("a", -1, 1, ROW),
+        ev.SessionFinished("a", 0, 1, ROW),
+        ev.SessionFinished("a", 1, 2, ROW),
+        ev.SessionFinished("a", 1, 1, ROW),
+        ev.SessionFinished("b", 0, 1, ROW),
+    ],
+    ids=str,
+)
+def test_an_event_that_cannot_happen_is_refused_as_the_book_refuses_it(event: ev.AnyEvent, *, settled: bool) -> None:
+    records = log_of(*ONE)
+    last = records[-1].seq
+
+    same([*records, ev.Record(last + 1, 9, event)], looks=frozenset([last] if settled else []))
+
+
+def test_a_run_that_goes_back_finds_the_groups_that_it_caps() -> None:
+    events: list[ev.AnyEvent] = [
+        ev.RunStarted("r", {}, 1, 0),
+        ev.CheckpointMarked(1, 0, 1, "first"),
+        ev.WeightsPublished(3),
+        ev.GroupSubmitted("a", 2, "train", 3, 1, "submit"),
+        ev.SessionStarted("a", 0, 1),
+        ev.SessionStarted("a", 1, 1),
+        ev.SessionFinished("a", 1, 1, ROW),
+        ev.RunRewound(1, 2, 0, 2),
+        ev.SessionFinished("a", 0, 1, ROW),
+        ev.GroupFinished("a"),
+    ]
+    records = [ev.Record(seq, seq, event) for seq, event in enumerate(events, 1)]
+
+    assert one_by_one(records)[1] == ""
+    same(records)
 
 
 @pytest.mark.parametrize("event", [ev.RunRecovered({}, 1, 0, 1), ev.WeightsPublished(1)])

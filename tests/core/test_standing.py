@@ -35,6 +35,7 @@ def test_it_tells_what_was_folded_in_and_when() -> None:
     ]
 
     assert len(set(numbers)) == len(numbers)
+    assert {type(one) for one in numbers} == {int}
     assert number(lambda s: s.add(1, places[::-1], (3, 0))) == numbers[4]
     assert number(lambda s: s.add(1, [*places, (("train", Phase.COMMITTED), 9)], (3, 0))) == numbers[4]
 
