@@ -1,6 +1,7 @@
 """The page of a run: what making it takes, and what watching a run takes from the run.
 
-Report: from segment files to the tables and to the whole page, processor time per event; the best repetition counts.
+Report: from segment files to the tables and to the whole page, by the wall clock, since the verdict is the work of two
+other processes; the best repetition counts, and the bound is for the page as it is made by default, with the verdict.
 
 View: a run with its log in files goes as fast as it can, alone and while another process serves its page and a third
 asks for what is new each second, as a browser does. What counts is what the run makes of it: events a second by the
@@ -35,34 +36,37 @@ KEPT_MIN = 0.95
 ASK_S = 1.0
 
 
-async def measure(folder: Path, *, groups: int = 6_400, repetitions: int = 7) -> Result:
-    records = list(stream.records(stream.run(groups)))
+async def measure(folder: Path, *, groups: int = 88_000, repetitions: int = 3) -> Result:
+    """
+    Args:
+        groups: of eight sessions; 18 events each, about.
+    """
     with TemporaryDirectory(dir=folder) as place:
         run = Path(place) / "run"
-        await asyncio.to_thread(write, run, records)
+        count = await asyncio.to_thread(write, run, stream.records(stream.run(groups)))
         with frozen_heap():
             variants = {
-                "gathered": _per_event(lambda: Gathered().feed(read_log(run)), len(records)),
-                "page without the verdict": _per_event(lambda: report(run, check=False).html(), len(records)),
-                "page": _per_event(lambda: report(run).html(), len(records)),
+                "tables": _per_event(lambda: Gathered().feed(read_log(run)), count),
+                "page without the verdict": _per_event(lambda: report(run, check=False).html(), count),
+                "page": _per_event(lambda: report(run).html(), count),
             }
             spreads = await interleaved(variants, repetitions)
         size = len(report(run, check=False).html())
     best = {name: min(spread.values) for name, spread in spreads.items()}
     rates = ", ".join(f"{name} {1 / seconds:,.0f}" for name, seconds in best.items())
     notes = [
-        f"{len(records):,} events; the page has {size / len(records):.1f} bytes an event",
+        f"{count:,} events; the page has {size / count:.1f} bytes an event",
         f"events a second, best repetition: {rates}",
     ]
-    title = "report, processor time per event"
-    return Result(title, spreads, 1 / best["gathered"], RATE_MIN, "events a second", notes, least=True)
+    title = "report, per event"
+    return Result(title, spreads, 1 / best["page"], RATE_MIN, "events a second", notes, least=True)
 
 
 def _per_event(work: Callable[[], object], count: int) -> Measurement:
     async def measured() -> float:
-        begin = time.process_time()
+        begin = time.perf_counter()
         work()
-        return (time.process_time() - begin) / count
+        return (time.perf_counter() - begin) / count
 
     return measured
 
@@ -177,8 +181,8 @@ def ask(address: str) -> None:
             data = answer.read()
         if data:
             raw = zlib.decompress(data)
-            (length,) = struct.unpack("<I", raw[:4])
-            header = json.loads(raw[4 : 4 + length])
+            (length,) = struct.unpack("<I", raw[-4:])
+            header = json.loads(raw[-4 - length : -4])
             last, state = header["last_seq"], header["state"]
         print(last, flush=True)
         time.sleep(ASK_S)

@@ -6,14 +6,15 @@ make it slower. Reading alone and applying alone are measured in turn with the w
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import stream
 from benchmarks.measure import Measurement, Result, frozen_heap, interleaved
-from groupstate.core.book import replayed
 from groupstate.core.events import Record
+from groupstate.core.folding import replayed
 from groupstate.log.file import FileLog
 from groupstate.log.reading import read_log
 
@@ -53,12 +54,15 @@ async def measure(folder: Path, *, groups: int = 6_400, repetitions: int = 11) -
     )
 
 
-def write(run: Path, records: list[Record]) -> None:
-    """A log in files with these records, in commits of many."""
+def write(run: Path, records: Iterable[Record]) -> int:
+    """A log in files with these records, in commits of many; gives how many there were."""
     log = FileLog.create(run, inline=True, durability="os")
-    for begin in range(0, len(records), COMMIT):
-        log.post(records[begin : begin + COMMIT])
+    source, count = iter(records), 0
+    while some := list(islice(source, COMMIT)):
+        log.post(some)
+        count += len(some)
     asyncio.run(log.aclose())
+    return count
 
 
 def _per_event(work: Callable[[], object], count: int) -> Measurement:

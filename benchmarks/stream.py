@@ -45,6 +45,8 @@ def run(groups: int, batch_size: int = BATCH_SIZE, *, kept: int = WAITING, asked
         waiting.append(tuple(map(name, numbers)))
         if len(waiting) > kept:
             yield from _trained(waiting.popleft(), version + 1 - kept, version + 1, kept, asked=asked)
+        else:
+            yield ev.WeightsPublished(version + 1)
 
 
 def name(number: int) -> str:

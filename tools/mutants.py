@@ -70,6 +70,8 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     ),
     "near": ("core/test_near.py", "inspect/test_words.py", "runtime/test_settings.py"),
     "explain": ("core/test_explain.py",),
+    "folding": ("core/test_folding.py",),
+    "standing": ("core/test_standing.py",),
 }
 """The modules of the core in which mutmut finds something to change, rules and decisions first, with the tests that are
 about each. It changes nothing outside of functions, such as a table, and no decorated function."""

@@ -18,12 +18,12 @@ from groupstate.cli.runs import beginning_of, first_of, records_of
 from groupstate.cli.sections import frontier_sections, overview_sections, story_sections
 from groupstate.cli.why_sections import batch_sections, wait_sections
 from groupstate.core.book import Book
-from groupstate.core.events import GroupSubmitted, Record
+from groupstate.core.events import GroupSubmitted, Record, RunClosed
 from groupstate.core.frontier import frontier
 from groupstate.errors import BadInput
 from groupstate.inspect.about import About
 from groupstate.inspect.batch_story import BatchStory, batch_story_of
-from groupstate.inspect.checking import checked
+from groupstate.inspect.checking_apart import checking
 from groupstate.inspect.overview import overview_of
 from groupstate.inspect.places import book_after, seq_of
 from groupstate.inspect.story import Story, story
@@ -239,7 +239,9 @@ def show(run: Path, at: str | None, by_position: bool, as_json: bool) -> None:
     if by_position:
         _show_frontier(run, seq, as_json=as_json)
         return
-    seen = overview_of(book_after(run, seq))
+    book = book_after(run, seq)
+    last = next(records_of(run, book.last_seq), None) if book.closed else None
+    seen = overview_of(book, last.event if last is not None and isinstance(last.event, RunClosed) else None)
     with while_read():
         if as_json:
             write_json(seen)
@@ -337,7 +339,8 @@ def check(ctx: click.Context, run: Path, as_json: bool) -> None:
       groupstate check runs/demo
       groupstate check runs/demo --json
     """
-    seen = checked(_some(run))
+    with checking(_some(run)) as result:
+        seen = result()
     with while_read():
         if as_json:
             write_json(seen)

@@ -73,7 +73,7 @@ def _header(header: Header, now_ns: int | None) -> list[tuple[str, str]]:
         ("run", header.run_id),
         ("event", str(header.seq)),
         ("at", f"{time_of(header.at_ns)}, {span_of((header.at_ns - header.started_at_ns) / 1e9)} after the first"),
-        ("state", "closed" if header.closed else "open, or its process is gone"),
+        ("state", _state(header)),
         ("last event", _quiet_for(header, now_ns)),
         ("opened", f"{header.openings} times" if header.openings > 1 else "once"),
         ("weight version", f"{header.weight_version}, lineage {header.lineage}"),
@@ -83,6 +83,12 @@ def _header(header: Header, now_ns: int | None) -> list[tuple[str, str]]:
         ("groupstate", header.library),
     ]
     return [(name, one_line(value)) for name, value in rows if value]
+
+
+def _state(header: Header) -> str:
+    if not header.closed:
+        return "open, or its process is gone"
+    return f"closed: {header.closed_for}" if header.closed_for not in ("", "closed") else "closed"
 
 
 def _quiet_for(header: Header, now_ns: int | None) -> str:

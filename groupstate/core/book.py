@@ -8,7 +8,7 @@ carries them.
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -141,6 +141,15 @@ class Book:
             return len(shelf.phases[phases[0]]) if shelf is not None else 0
         shelves = self._shelves.values() if partition is None else [self._look(partition)]
         return sum(len(shelf.phases[phase]) for shelf in shelves for phase in phases)
+
+    def places(self) -> list[tuple[tuple[ev.Partition, Phase], int]]:
+        """How many live groups there are, by partition and phase; where there are none nothing is said."""
+        return [
+            ((partition, phase), len(ids))
+            for partition, shelf in self._shelves.items()
+            for phase, ids in shelf.phases.items()
+            if ids
+        ]
 
     def in_phase(self, phase: Phase, partition: ev.Partition | None = None) -> Iterator[Group]:
         """Live groups in a phase, in the order in which they came to it."""
@@ -399,7 +408,9 @@ class Book:
         """A training group was submitted."""
         if group.target_version is not None:
             self.targets[group.target_version] += 1
-        use = self.uses.setdefault(group.dataset, DatasetUse())
+        use = self.uses.get(group.dataset)
+        if use is None:
+            use = self.uses[group.dataset] = DatasetUse()
         if not use.open and not use.new:
             use.version = use.told_version = self.weight_version
         use.submitted += 1
@@ -441,6 +452,9 @@ class Book:
 
     def _session_finished(self, event: ev.SessionFinished, seq: int, at_ns: int) -> None:
         self._changed(event, seq, at_ns)
+        self.count_finished(event)
+
+    def count_finished(self, event: ev.SessionFinished) -> None:
         totals = self.totals
         totals["sessions_finished"] += 1
         for row in event.trajectories:
@@ -682,14 +696,3 @@ _APPLY: dict[type[ev.Event], Callable[[Book, Any, int, int], object]] = {
     ev.BatchReturned: Book._returned,
     ev.BatchCommitted: Book._committed,
 }
-
-
-def replayed(records: Iterable[ev.Record]) -> Book:
-    """The book that a log leads to."""
-    book = Book()
-    book.notes_released = False
-    apply = book.apply
-    for record in records:
-        apply(record)
-    book.notes_released = True
-    return book

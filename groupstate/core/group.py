@@ -232,25 +232,41 @@ def _session(group: Group, sessions: Sequence[Session], event: Any, allowed: tup
     return session
 
 
-def _started(group: Group, event: ev.SessionStarted, phase: Phase, seq: int, at_ns: int) -> Group:
-    sessions = list(group.sessions)
-    session = _session(group, sessions, event, ("waiting",))
-    sessions[event.session] = replace(
+def started(session: Session, event: ev.SessionStarted, seq: int, at_ns: int) -> Session:
+    return replace(
         session, state="open", started_at_ns=at_ns, last_seq=seq, weight_version=event.weight_version, failure=None
     )
+
+
+def finished(session: Session, event: ev.SessionFinished, seq: int, at_ns: int) -> Session:
+    return replace(
+        session,
+        state="finished",
+        trajectories=event.trajectories,
+        payload=event.payload,
+        ended_at_ns=at_ns,
+        last_seq=seq,
+    )
+
+
+def shares_ranges(group: Group) -> bool:
+    """As long as each session has one trajectory, both ranges are the same, and one object."""
+    by_session, by_trajectory = group.session_ranges, group.trajectory_ranges
+    return by_session is by_trajectory or by_session == by_trajectory
+
+
+def _started(group: Group, event: ev.SessionStarted, phase: Phase, seq: int, at_ns: int) -> Group:
+    sessions = list(group.sessions)
+    sessions[event.session] = started(_session(group, sessions, event, ("waiting",)), event, seq, at_ns)
     return replace(group, kept=tuple(sessions), phase=phase, last_seq=seq, last_at_ns=at_ns)
 
 
 def _finished(group: Group, event: ev.SessionFinished, phase: Phase, seq: int, at_ns: int) -> Group:
     sessions = list(group.sessions)
-    session = _session(group, sessions, event, ("open",))
+    sessions[event.session] = finished(_session(group, sessions, event, ("open",)), event, seq, at_ns)
     rows = event.trajectories
-    sessions[event.session] = replace(
-        session, state="finished", trajectories=rows, payload=event.payload, ended_at_ns=at_ns, last_seq=seq
-    )
     by_session, by_trajectory = group.session_ranges, group.trajectory_ranges
-    if len(rows) == 1 and (by_session is by_trajectory or by_session == by_trajectory):
-        # As long as each session has one trajectory, both are the same, and one object.
+    if len(rows) == 1 and shares_ranges(group):
         by_session = by_trajectory = widened(by_session, rows)
     else:
         by_session, by_trajectory = widened(by_session, rows[-1:]), widened(by_trajectory, rows)
@@ -274,14 +290,19 @@ def widened(ranges: Mapping[str, Range], trajectories: tuple[ev.TrajectoryRecord
         return ranges
     wider = dict(ranges)
     for trajectory in trajectories:
-        for name, value in trajectory.metrics.items():
-            known = wider.get(name)
-            if known is None:
-                wider[name] = (value, value, 1)
-            else:
-                low, high, count = known
-                wider[name] = (value if value < low else low, value if value > high else high, count + 1)
+        widen(wider, trajectory.metrics)
     return wider
+
+
+def widen(ranges: dict[str, Range], metrics: Mapping[str, float]) -> None:
+    """Take the metrics of a trajectory in."""
+    for name, value in metrics.items():
+        known = ranges.get(name)
+        if known is None:
+            ranges[name] = (value, value, 1)
+        else:
+            low, high, count = known
+            ranges[name] = (value if value < low else low, value if value > high else high, count + 1)
 
 
 def _failed(group: Group, event: ev.SessionFailed, phase: Phase, seq: int, at_ns: int) -> Group:

@@ -6,7 +6,7 @@ Rule 2: an event costs the same however long the log is.
 Rule 3: a broken log never stops the checker: it says what is wrong and follows the log.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from groupstate.core.held import UNDELIVERED, Window
 from groupstate.core.misfits import wrong_end, wrong_taking
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase
 from groupstate.core.rules import Capacity, Rules, Slots, recorded_rules
+from groupstate.core.standing import Standing
 from groupstate.core.tracked import Tracked
 from groupstate.errors import BadSettings
 
@@ -74,7 +75,7 @@ class Checker:
         self._groups: dict[str, Tracked] = {}
         self._counts: Counter[tuple[ev.Partition, Phase]] = Counter()
         self._ready: Counter[ev.Partition] = Counter()
-        self._ages: dict[str, Counter[int]] = {}
+        self._ages: defaultdict[str, dict[int, int]] = defaultdict(dict)
         """Training groups in flight by dataset, and in there by the version that their lag is counted from."""
         self._owed: deque[tuple[str, int, int]] = deque()
         """Credit not spent yet: the group evicted, its size and the event, oldest first."""
@@ -94,7 +95,7 @@ class Checker:
         self._requests: dict[int, ev.BatchRequested] = {}
         self._batches: dict[int, ev.BatchSampled] = {}
         self._commits: list[tuple[int, ev.BatchSampled]] = []
-        self._windows: dict[ev.Partition, Counter[str]] = {}
+        self._windows: defaultdict[ev.Partition, Counter[str]] = defaultdict(Counter)
         self._reported: dict[int, Counter[str]] = {}
         """Counts that the metrics of each batch that is out were made of."""
         self._gone: Counter[Phase] = Counter()
@@ -109,11 +110,16 @@ class Checker:
     def feed(self, record: ev.Record) -> list[Violation]:
         """Take the next record in; returns what it makes wrong."""
         before = len(self.found)
-        event = record.event
+        self.take(record)
+        return self.found[before:]
+
+    def take(self, record: ev.Record) -> None:
+        """Take the next record in; what it makes wrong is in `found`."""
+        event, seq = record.event, record.seq
         kind = type(event)
-        if record.seq != self._seq + 1 or (self._seq == 0) is not (kind is ev.RunStarted):
+        if seq != self._seq + 1 or (self._seq == 0) is not (kind is ev.RunStarted):
             self._check_place(record)
-        self._seq = record.seq
+        self._seq = seq
         self._builds_on = ()
         if self._must_end:
             self._check_end_follows(event)
@@ -124,7 +130,6 @@ class Checker:
             handler(self, event)
         if self._book is not None:
             self._replay(self._book, record)
-        return self.found[before:]
 
     def compare(self, book: Book) -> list[Violation]:
         """Hold the counts against a book that has taken in the same events; returns what it makes wrong."""
@@ -134,6 +139,22 @@ class Checker:
         if problem is not None:
             self._wrong(*problem)
         return self.found[before:]
+
+    def add_to(self, standing: Standing, event: Any) -> None:
+        """Fold in what the event that was taken last led to, as a replay does of its book (see `Standing`).
+
+        Args:
+            event: none of the kinds in `WITHIN`.
+        """
+        if type(event) in OF_ONE_GROUP:
+            standing.add_group(self._seq, self._groups[event.group_id].phase)
+        else:
+            window = self._reported[event.batch] if type(event) is ev.BatchSampled else None
+            standing.add(self._seq, self._counts.items(), self._totals(), window)
+
+    def _totals(self) -> tuple[int, ...]:
+        submitted, evicted, committed = len(self._groups), self._gone[Phase.EVICTED], self._gone[Phase.COMMITTED]
+        return submitted, evicted, committed, submitted - evicted - committed, len(self._owed)
 
     def finish(self) -> list[Violation]:
         """Everything that was found wrong, in the order of the log."""
@@ -194,13 +215,13 @@ class Checker:
         if book.released:
             book.released.clear()
         kind = type(record.event)
-        if kind in _WITHIN:
+        if kind in WITHIN:
             if not self._moved:
                 # Most events: the group stays where it is, and what it is compared by with it.
                 return
             places: Collection[tuple[ev.Partition, Phase]] = self._moved
         else:
-            places = self._moved if kind in _OF_ONE_GROUP else self._counts.keys()
+            places = self._moved if kind in OF_ONE_GROUP else self._counts.keys()
         problem = self._difference(book, places)
         self._moved.clear()
         if problem is not None:
@@ -216,18 +237,18 @@ class Checker:
             held, count = book.count(phase, partition=partition), counts[partition, phase]
             if held != count:
                 return 3, f"the book holds {held} {phase} groups of {partition!r}, the events make it {count}"
-        totals, gone = book.totals, self._gone
-        if totals["submitted"] != len(self._groups):
-            return 3, _miscounted("submitted", totals, len(self._groups))
-        if totals["evicted"] != gone[Phase.EVICTED]:
-            return 3, _miscounted("evicted", totals, gone[Phase.EVICTED])
-        if totals["committed"] != gone[Phase.COMMITTED]:
-            return 3, _miscounted("committed", totals, gone[Phase.COMMITTED])
-        live = len(self._groups) - gone[Phase.EVICTED] - gone[Phase.COMMITTED]
+        submitted, evicted, committed, live, owed = self._totals()
+        totals = book.totals
+        if totals["submitted"] != submitted:
+            return 3, _miscounted("submitted", totals, submitted)
+        if totals["evicted"] != evicted:
+            return 3, _miscounted("evicted", totals, evicted)
+        if totals["committed"] != committed:
+            return 3, _miscounted("committed", totals, committed)
         if len(book.groups) != live:
             return 3, f"the book holds {len(book.groups)} groups, the events make it {live}"
-        if len(book.credits) != len(self._owed):
-            return 5, f"the book owes {len(book.credits)} refills, the events make it {len(self._owed)}"
+        if len(book.credits) != owed:
+            return 5, f"the book owes {len(book.credits)} refills, the events make it {owed}"
         return None
 
     def _known(self, group_id: str) -> Tracked | None:
@@ -260,13 +281,15 @@ class Checker:
 
     def _age(self, group: Tracked, one: int) -> None:
         if group.partition == ev.TRAIN:
-            ages = self._ages.setdefault(group.dataset, Counter())
-            ages[group.aged_from] += one
-            if not ages[group.aged_from]:
+            ages = self._ages[group.dataset]
+            left = ages.get(group.aged_from, 0) + one
+            if left:
+                ages[group.aged_from] = left
+            else:
                 del ages[group.aged_from]
 
     def _in_flight(self, partition: ev.Partition) -> int:
-        return self._counts[partition, Phase.PENDING] + self._counts[partition, Phase.RUNNING]
+        return self._counts[partition, Phase.PENDING] + self._counts[partition, _RUNNING]
 
     def _lag(self, group: Tracked) -> int:
         return max(0, self._version - group.aged_from) if group.kept_lag is None else group.kept_lag
@@ -276,7 +299,7 @@ class Checker:
         return (group.aged_seq, self._version_seq) if group.kept_lag is None else (group.sampled_seq,)
 
     def _window(self, partition: ev.Partition) -> Counter[str]:
-        return self._windows.setdefault(partition, Counter())
+        return self._windows[partition]
 
     # The run -----------------------------------------------------------------------------------------
 
@@ -545,30 +568,33 @@ class Checker:
 
     def _in_session(self, event: ev.SessionStarted | ev.SessionFinished | ev.SessionFailed) -> Tracked | None:
         """The group, if its session can have an event now."""
-        group = self._known(event.group_id)
+        group = self._groups.get(event.group_id) or self._known(event.group_id)
         if group is None:
             return None
+        session, seqs = event.session, group.last_seqs
         if group.phase not in IN_FLIGHT:
-            text = self._too_late(group, f"{_kind(event)} of session {event.session}")
+            text = self._too_late(group, f"{_kind(event)} of session {session}")
             self._wrong(2, text, group.group_id, group.left_seq)
             return None
-        if not 0 <= event.session < group.size:
+        if not 0 <= session < group.size:
             # The replay stops at it, and says so.
             self._builds_on = (group.submitted_seq,)
             return None
-        self._builds_on = (group.last_seqs[event.session],)
-        group.last_seqs[event.session] = self._seq
+        self._builds_on = (seqs[session],)
+        seqs[session] = self._seq
         return group
 
     def _session_started(self, event: ev.SessionStarted) -> None:
         group = self._in_session(event)
         if group is not None:
-            group.attempts[event.session] = max(event.attempt, group.attempts[event.session])
-            group.outcomes[event.session] = ""
-            group.starts[event.session] = event.weight_version
-            if group.phase is not Phase.RUNNING:
+            session = event.session
+            if event.attempt > group.attempts[session]:
+                group.attempts[session] = event.attempt
+            group.outcomes[session] = ""
+            group.starts[session] = event.weight_version
+            if group.phase is not _RUNNING:
                 self._lift(group)
-                self._place(group, Phase.RUNNING)
+                self._place(group, _RUNNING)
 
     def _session_finished(self, event: ev.SessionFinished) -> None:
         group = self._in_session(event)
@@ -682,7 +708,7 @@ class Checker:
         window = self._booked_window(partition)
         if window is None:
             return counted
-        booked = _flat(window)
+        booked = flat(window)
         for name in sorted(counted.keys() | booked.keys()):
             if counted[name] != booked[name]:
                 text = f"the metrics of this batch count {booked[name]} {name}, the log holds {counted[name]}"
@@ -735,11 +761,14 @@ class Checker:
         self._place(group, group.ending)
 
 
-_WITHIN: Final = frozenset({ev.SessionStarted, ev.SessionFinished, ev.SessionFailed, ev.ResultFenced})
+_RUNNING: Final = Phase.RUNNING
+"""Looked up once: an event of a session asks for it, and a lookup in an enumeration takes longer than the question."""
+
+WITHIN: Final = frozenset({ev.SessionStarted, ev.SessionFinished, ev.SessionFailed, ev.ResultFenced})
 """Events after which a group may be in the same phase as before. A book that moved it all the same is found out at the
 next event that moves one."""
 
-_OF_ONE_GROUP: Final = frozenset(
+OF_ONE_GROUP: Final = frozenset(
     {ev.GroupSubmitted, ev.GroupFinished, ev.GroupFailed, ev.GroupEvicted, ev.GroupRequeued}
 )
 """Events after which only the phases that their group comes from and goes to are compared, beside the totals. All of
@@ -762,7 +791,8 @@ def _filtered(value: float) -> str:
     return f"evicted/zero_variance at {value + 0.0!r}"  # -0.0 is 0.0, here as in a Counter
 
 
-def _flat(window: Window) -> Counter[str]:
+def flat(window: Window) -> Counter[str]:
+    """What a book counts for a batch, by the names under which the checker counts it."""
     counts = Counter(
         submitted=window.submitted,
         refills=window.refills,

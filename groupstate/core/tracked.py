@@ -101,20 +101,20 @@ class Tracked:
         """Count a session's rows, and the versions of its tokens: without spans the one known at its start."""
         self.rows += len(rows)
         versions = [span.weight_version for row in rows for span in row.spans]
-        started = self.starts.get(session)
-        if rows and not versions and started is not None:
+        if not versions:
+            started = self.starts.get(session)
+            if not rows or started is None:
+                return
             versions = [started]
-        if versions:
-            known = (self.first_version, self.oldest_version, self.newest_version)
-            self.first_version = _least(self.first_version, versions[0])
-            self.oldest_version = _least(self.oldest_version, min(versions))
-            self.newest_version = max(
-                max(versions), versions[0] if self.newest_version is None else self.newest_version
-            )
-            new = (self.first_version, self.oldest_version, self.newest_version)
-            self.version_seqs.update(
-                {basis: seq for basis, was, now in zip(TOKEN_BASES, known, new, strict=True) if was != now}
-            )
+        first = versions[0]
+        low, high = (first, first) if len(versions) == 1 else (min(versions), max(versions))
+        seqs = self.version_seqs
+        if self.first_version is None or first < self.first_version:
+            self.first_version, seqs["first_token"] = first, seq
+        if self.oldest_version is None or low < self.oldest_version:
+            self.oldest_version, seqs["oldest_token"] = low, seq
+        if self.newest_version is None or high > self.newest_version:
+            self.newest_version, seqs["newest_token"] = high, seq
 
     def age(self, basis: str) -> None:
         """Count the lag from what the rules' basis says, now that the group has ended."""
@@ -122,7 +122,3 @@ class Tracked:
         version = dict(zip(TOKEN_BASES, versions, strict=True)).get(basis)
         if version is not None:
             self.aged_from, self.aged_seq = version, self.version_seqs[basis]
-
-
-def _least(known: int | None, value: int) -> int:
-    return value if known is None else min(known, value)

@@ -57,33 +57,59 @@ class Checked:
         return f"{events}{snapshots}, {self.invariants} invariants: nothing is wrong"
 
 
-def checked(path: str | os.PathLike[str]) -> Checked:
+class Kept:
+    """The books that the run kept beside its events, to be compared with what the events lead to."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.snapshots = self.waypoints = 0
+        """Those that were compared."""
+        self._snapshots = snapshot_digests(path)
+        self._waypoints = waypoint_digests(path)
+        self.seqs = self._snapshots.keys() | self._waypoints.keys()
+        """The events after which there is one."""
+
+    def compare(self, book: Book, seq: int) -> list[Violation]:
+        """Hold the book after event `seq`, one of `seqs`, against what is kept of it."""
+        wrong, follows = [], book.last_seq == seq
+        if seq in self._snapshots:
+            self.snapshots += 1
+            if follows and book.digest() != self._snapshots[seq]:
+                wrong.append(_another_book("snapshot", seq))
+        if seq in self._waypoints:
+            self.waypoints += 1
+            if follows and restore(capture_live(book)).digest() != self._waypoints[seq]:
+                wrong.append(_another_book("waypoint", seq))
+        return wrong
+
+
+def _another_book(kept: str, seq: int) -> Violation:
+    text = f"the {kept} after event {seq} is another book than the one that the events lead to"
+    return Violation(9, seq, "", text, (seq,))
+
+
+def checked(path: str | os.PathLike[str], *, stop: int | None = None) -> Checked:
     """Check a run directory.
+
+    Args:
+        stop: the first event that isn't looked at any more; by default the first that isn't durable yet.
 
     Raises:
         CorruptLog, LostEvents, UnsupportedLog: it can't be read.
     """
     base, start = beginning(path)
-    digests, live_digests = snapshot_digests(path), waypoint_digests(path)
+    kept = Kept(path)
     book = Book() if base is None else base
     checker = Checker(book)
-    compared, waypoints, count, found = 0, 0, 0, list[Violation]()
-    for record in read_log(path, start):
+    count, found = 0, list[Violation]()
+    for record in read_log(path, start, stop):
         count += 1
         found += _fed(checker, book, record, whole=base is None)
-        if record.seq in digests:
-            compared += 1
-            if book.last_seq == record.seq and book.digest() != digests[record.seq]:
-                text = f"the snapshot after event {record.seq} is another book than the one that the events lead to"
-                found.append(Violation(9, record.seq, "", text, (record.seq,)))
-        if record.seq in live_digests:
-            waypoints += 1
-            if book.last_seq == record.seq and restore(capture_live(book)).digest() != live_digests[record.seq]:
-                text = f"the waypoint after event {record.seq} is another book than the one that the events lead to"
-                found.append(Violation(9, record.seq, "", text, (record.seq,)))
+        if record.seq in kept.seqs:
+            found += kept.compare(book, record.seq)
         if found and base is not None:
             break  # the book can't follow any more
-    return Checked(count, start, compared, len(INVARIANTS), tuple(found), _cited(path, found), waypoints)
+    cited = _cited(path, found)
+    return Checked(count, start, kept.snapshots, len(INVARIANTS), tuple(found), cited, kept.waypoints)
 
 
 def _cited(path: str | os.PathLike[str], found: Sequence[Violation]) -> tuple[Cited, ...]:

@@ -1,6 +1,6 @@
 """A run at one event, as a value: where its groups are, who waits for what, and the totals."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -28,6 +28,8 @@ class Header:
     openings: int
     """How often the run was opened, the first time included."""
     closed: bool
+    closed_for: str
+    """What it was closed with: the name of an error, where one ended it. Empty while it is open."""
     weight_version: int
     lineage: int
     drawn: int
@@ -78,14 +80,26 @@ def overview(records: Iterable[ev.Record], seq: int | None = None, base: Book | 
         BadInput: the log has no such event.
         LogError: the log isn't one that a run wrote.
     """
-    return overview_of(book_at(records, seq, base))
+    closings: list[ev.RunClosed] = []
+    return overview_of(book_at(_noting(records, closings), seq, base), closings[-1] if closings else None)
 
 
-def overview_of(book: Book) -> Overview:
-    """The run as it is in a book."""
+def _noting(records: Iterable[ev.Record], closings: list[ev.RunClosed]) -> Iterator[ev.Record]:
+    for record in records:
+        if isinstance(record.event, ev.RunClosed):
+            closings.append(record.event)
+        yield record
+
+
+def overview_of(book: Book, closing: ev.RunClosed | None = None) -> Overview:
+    """The run as it is in a book.
+
+    Args:
+        closing: the event that closed it, where one did; a book knows only that.
+    """
     rules = known_rules(book.rules)
     return Overview(
-        header=_header(book),
+        header=_header(book, closing),
         partitions=tuple(_counts(book, partition) for partition in book.partitions()),
         totals=dict(sorted(book.totals.items())),
         waits=tuple(explained(book, rules, partition) for partition in book.partitions()),
@@ -101,7 +115,7 @@ def overview_of(book: Book) -> Overview:
     )
 
 
-def _header(book: Book) -> Header:
+def _header(book: Book, closing: ev.RunClosed | None) -> Header:
     defaults = Rules().to_dict()
     own = {name: value for name, value in book.rules.items() if name not in defaults or value != defaults[name]}
     return Header(
@@ -112,6 +126,7 @@ def _header(book: Book) -> Header:
         at_ns=book.last_at_ns,
         openings=book.openings,
         closed=book.closed,
+        closed_for=closing.reason if book.closed and closing is not None else "",
         weight_version=book.weight_version,
         lineage=book.lineage,
         drawn=book.totals["drawn"],

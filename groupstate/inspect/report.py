@@ -315,7 +315,9 @@ class Gathered:
     # Sessions
 
     def _session_started(self, event: ev.SessionStarted, seq: int) -> None:
-        worker = self._text(event.worker, seq) if event.worker else 0
+        worker = self.texts.numbers.get(event.worker)
+        if worker is None:
+            worker = self._text(event.worker, seq)
         number = self._numbers[event.group_id]
         self._open[event.group_id, event.session] = (seq, event.attempt, worker)
         if self._now[number] == _PENDING:

@@ -31,7 +31,7 @@ from groupstate.inspect.report_page import (
     verdict_of,
 )
 from groupstate.inspect.report_prompts import PromptReader
-from groupstate.inspect.report_tables import packed
+from groupstate.inspect.report_tables import Packed
 from groupstate.log.disk import OsDisk
 from groupstate.log.follow import follow
 from groupstate.log.reading import beginning, read_log
@@ -98,7 +98,7 @@ class LiveReport:
             )
             meta = meta_of(gathered, self._verdict_now(), notices, name=self._name)
             meta |= texts_of(gathered, seq, prompts) | {"after": seq, "state": self._state}
-        return packed(tables, meta)
+        return Packed(tables).beside(meta)
 
     def _verdict_now(self) -> Verdict:
         if self._read_whole and self._checked_seq >= self._gathered.last_seq:

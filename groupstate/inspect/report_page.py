@@ -9,6 +9,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from importlib import resources
 from typing import Any, Final
 
@@ -17,12 +18,14 @@ import attrs
 from groupstate.core.invariants import INVARIANTS
 from groupstate.core.rules import Rules
 from groupstate.errors import GroupstateError
-from groupstate.inspect.checking import Checked, checked
+from groupstate.inspect.checking import Checked
+from groupstate.inspect.checking_apart import checking
 from groupstate.inspect.report import CAUSES, OUTCOMES, PHASES, REASONS, TURNS, Gathered
 from groupstate.inspect.report_prompts import PromptReader
-from groupstate.inspect.report_tables import packed
+from groupstate.inspect.report_tables import Packed
+from groupstate.log.collection import without_collection
 from groupstate.log.disk import OsDisk
-from groupstate.log.reading import beginning, read_log
+from groupstate.log.reading import beginning, durable_stop, read_log
 from groupstate.log.rundir import RunDir, read_run_info
 from groupstate.version import VERSION
 
@@ -66,6 +69,8 @@ class Report:
     """A run as the page has it."""
 
     gathered: Gathered
+    tables: Packed
+    """Of `gathered`."""
     prompts: tuple[str | None, ...]
     """By group."""
     verdict: Verdict
@@ -82,8 +87,7 @@ class Report:
             name: what to call the run.
         """
         meta = meta_of(self.gathered, self.verdict, self.notices, name=name)
-        data = packed(self.gathered.since(0), {**meta, **texts_of(self.gathered, 0, self.prompts)})
-        return page_html(data)
+        return page_html(self.tables.beside({**meta, **texts_of(self.gathered, 0, self.prompts)}))
 
 
 def report(run: str | os.PathLike[str], *, prompts: bool = True, check: bool = True) -> Report:
@@ -91,7 +95,8 @@ def report(run: str | os.PathLike[str], *, prompts: bool = True, check: bool = T
 
     Args:
         prompts: with the beginnings of the prompts that can still be read.
-        check: hold the log against the invariants too, which takes several times as long as the rest.
+        check: hold the log against the invariants too, which is three times as much work as the rest; of a long log two
+            other processes do it (`checking`).
 
     Raises:
         NotARun: `run` is no run directory.
@@ -100,17 +105,23 @@ def report(run: str | os.PathLike[str], *, prompts: bool = True, check: bool = T
     try:
         base, start = beginning(run)
     except GroupstateError as error:
-        return Report(Gathered(), (), UNREADABLE, (Notice("damaged", str(error)),))
+        nothing = Gathered()
+        return Report(nothing, Packed(nothing.since(0)), (), UNREADABLE, (Notice("damaged", str(error)),))
     gathered, notices = Gathered(base), list[Notice]()
-    try:
-        gathered.feed(read_log(run, start))
-    except GroupstateError as error:
-        notices.append(Notice("damaged", str(error)))
-    verdict = UNREADABLE if notices else NOT_CHECKED
-    if check and gathered.last_seq and not notices:
-        verdict = verdict_of(checked(run))
-    texts = PromptReader(run).texts(gathered.prompts) if prompts else []
-    return Report(gathered, tuple(texts), verdict, (*notices, *notices_of(gathered)))
+    with ExitStack() as stack:
+        stack.enter_context(without_collection())
+        stop = durable_stop(run)
+        result = stack.enter_context(checking(run, stop=stop)) if check else None
+        try:
+            gathered.feed(read_log(run, start, stop))
+        except GroupstateError as error:
+            notices.append(Notice("damaged", str(error)))
+        tables = Packed(gathered.since(0))
+        texts = PromptReader(run).texts(gathered.prompts) if prompts else []
+        verdict = UNREADABLE if notices else NOT_CHECKED
+        if result is not None and gathered.last_seq and not notices:
+            verdict = verdict_of(result())
+    return Report(gathered, tables, tuple(texts), verdict, (*notices, *notices_of(gathered)))
 
 
 def notices_of(gathered: Gathered) -> Iterator[Notice]:
@@ -189,7 +200,7 @@ def texts_of(gathered: Gathered, seq: int, prompts: Iterable[str | None]) -> dic
 def page_html(data: bytes = b"", *, live: bool = False) -> str:
     """
     Args:
-        data: what `packed` gave; nothing where the page asks its server for it.
+        data: what `Packed` gave; nothing where the page asks its server for it.
         live: it asks its server, which then is the one place that it may connect to.
     """
     script, style = _script(), _style()

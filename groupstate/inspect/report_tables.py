@@ -98,13 +98,14 @@ class Texts:
     def __init__(self) -> None:
         self.texts: list[str] = [""]
         self._seqs = [0]
-        self._numbers = {"": 0}
+        self.numbers = {"": 0}
+        """By text."""
 
     def number(self, text: str, seq: int) -> int:
         """The number of a text that event `seq` needs."""
-        found = self._numbers.get(text)
+        found = self.numbers.get(text)
         if found is None:
-            found = self._numbers[text] = len(self.texts)
+            found = self.numbers[text] = len(self.texts)
             self.texts.append(text)
             self._seqs.append(seq)
         return found
@@ -116,24 +117,32 @@ class Texts:
 Columns = Mapping[str, "array[Any]"]
 
 
-def packed(tables: Mapping[str, Columns], meta: Mapping[str, Any]) -> bytes:
-    """Tables and what goes with them as bytes.
+class Packed:
+    """Tables as bytes.
 
-    Compressed (zlib): the length of a header (4 bytes, little-endian), the header as JSON, and the columns. Of a column
-    all first bytes come first, then all second ones; where it never falls, the differences of its values are kept.
+    Compressed (zlib): the columns, a header as JSON, and its length (4 bytes, little-endian). Of a column all first
+    bytes come first, then all second ones; where it never falls, the differences of its values are kept. So what takes
+    long can be done before all is known that the header says.
     """
-    listed: dict[str, list[list[Any]]] = {}
-    parts: list[bytes] = []
-    for table, columns in tables.items():
-        listed[table] = []
-        for name, column in columns.items():
-            rising = name in RISING and len(column) > 0
-            if rising:
-                column = array(column.typecode, [column[0], *map(int.__sub__, column[1:], column)])
-            listed[table].append([name, column.typecode, len(column), rising])
-            parts.append(_by_place(column))
-    header = json.dumps({**meta, "tables": listed}, ensure_ascii=False, separators=(",", ":")).encode()
-    return zlib.compress(b"".join([struct.pack("<I", len(header)), header, *parts]), LEVEL)
+
+    def __init__(self, tables: Mapping[str, Columns]) -> None:
+        self._listed: dict[str, list[list[Any]]] = {}
+        self._compress = zlib.compressobj(LEVEL)
+        self._parts: list[bytes] = []
+        for table, columns in tables.items():
+            self._listed[table] = []
+            for name, column in columns.items():
+                rising = name in RISING and len(column) > 0
+                if rising:
+                    column = array(column.typecode, [column[0], *map(int.__sub__, column[1:], column)])
+                self._listed[table].append([name, column.typecode, len(column), rising])
+                self._parts.append(self._compress.compress(_by_place(column)))
+
+    def beside(self, meta: Mapping[str, Any]) -> bytes:
+        """The tables, and in their header what isn't a table."""
+        header = json.dumps({**meta, "tables": self._listed}, ensure_ascii=False, separators=(",", ":")).encode()
+        end = self._compress.copy()
+        return b"".join([*self._parts, end.compress(header), end.compress(struct.pack("<I", len(header))), end.flush()])
 
 
 RISING = frozenset({"seq", "at_us"})

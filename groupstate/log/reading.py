@@ -208,6 +208,18 @@ def durable_seq(disk: Disk, run: RunDir, log_id: bytes) -> int | None:
     return None if mark is None else mark.durable_seq
 
 
+def durable_stop(path: str | os.PathLike[str], *, disk: Disk | None = None) -> int | None:
+    """The first event of a run that isn't acknowledged as durable yet; None where nothing says.
+
+    Raises:
+        NotARun: `path` is not a run directory.
+    """
+    disk = OsDisk() if disk is None else disk
+    run = RunDir.at(path)
+    last = durable_seq(disk, run, read_run_info(disk, run).log_id)
+    return None if last is None else last + 1
+
+
 def read_log(
     path: str | os.PathLike[str], start: int = 1, stop: int | None = None, *, disk: Disk | None = None
 ) -> Iterator[Record]:
@@ -225,12 +237,12 @@ def read_log(
     limit = durable_seq(disk, run, log_id)
     if stop is not None:
         limit = stop - 1 if limit is None else min(limit, stop - 1)
-    return _records(disk, run, Cursor(disk, run, log_id, start), start, limit)
+    return chain.from_iterable(_commits(disk, run, Cursor(disk, run, log_id, start), start, limit))
 
 
-def _records(disk: Disk, run: RunDir, cursor: Cursor, start: int, limit: int | None) -> Iterator[Record]:
+def _commits(disk: Disk, run: RunDir, cursor: Cursor, start: int, limit: int | None) -> Iterator[list[Record]]:
     with reading(disk, run, start):
-        yield from chain.from_iterable(cursor.read(limit))
+        yield from cursor.read(limit)
 
 
 def first_event(path: str | os.PathLike[str], *, disk: Disk | None = None) -> int:

@@ -4,9 +4,6 @@ Rule 1: each change that recovery makes is an event, so that a replay shows it.
 Rule 2: recovery twice in a row changes nothing more.
 """
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -19,6 +16,7 @@ from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import RULES_VERSION, Rules, recorded_rules
 from groupstate.core.snapshot import decoded, restore
 from groupstate.errors import BadMark, BadSettings, CompactedLog, UnsupportedLog
+from groupstate.log.collection import without_collection
 from groupstate.log.port import EventLog
 from groupstate.log.snapshots import Snapshot
 from groupstate.logs import Logger
@@ -70,7 +68,7 @@ def load(ledger: Ledger) -> None:
     Raises:
         UnsupportedLog: the snapshot can't be read, and the events before it are gone.
     """
-    with _without_collection():
+    with without_collection():
         ledger.book, why = _newest_book(ledger.log, ledger.book)
         try:
             ledger.apply(ledger.log.read(ledger.book.last_seq + 1))
@@ -97,18 +95,6 @@ def _newest_book(event_log: EventLog, empty: Book) -> tuple[Book, str]:
             log.warning("a snapshot can't be read", seq=snapshot.info.seq, error=str(error), consequence=text)
         snapshot = event_log.snapshot_before(snapshot.info.seq)  # type: ignore[attr-defined]
     return empty, why
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Values by the hundred thousand come to be, none of them garbage: looking for it would take longer than that."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def start(ledger: Ledger, *, run_id: str, weight_version: int, seed: int) -> None:

@@ -21,8 +21,8 @@ import attrs
 
 from groupstate.batch import Batch, BatchGroup, Row
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
 from groupstate.core.events import VersionSpan
+from groupstate.core.folding import replayed
 from groupstate.core.invariants import violations
 from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt

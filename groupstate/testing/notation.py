@@ -34,8 +34,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from groupstate.core import events as ev
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
 from groupstate.core.custom import CustomRule
+from groupstate.core.folding import replayed
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
 from groupstate.core.prompt import Prompt

@@ -17,8 +17,9 @@ from typing import Any, Final, NoReturn, ParamSpec
 
 from groupstate.core import events as ev
 from groupstate.core import explain as explaining
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
 from groupstate.core.custom import CustomRule
+from groupstate.core.folding import replayed
 from groupstate.core.invariants import INVARIANTS, Checker
 from groupstate.core.rules import Rules
 from groupstate.errors import CustomRuleError, GroupstateError

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
 from groupstate.core.explain import explain
+from groupstate.core.folding import replayed
 from groupstate.core.invariants import violations
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import Rules

@@ -10,7 +10,8 @@ import pytest
 
 from groupstate.core import book as book_module
 from groupstate.core import events as ev
-from groupstate.core.book import MARKS_KEPT, MARKS_REMEMBERED, Book, replayed
+from groupstate.core.book import MARKS_KEPT, MARKS_REMEMBERED, Book
+from groupstate.core.folding import replayed
 from groupstate.core.held import Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase
 from groupstate.core.rules import RULES_VERSION, Rules

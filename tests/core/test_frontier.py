@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import groupstate as gs
 from groupstate.cli import main
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.frontier import Positions, frontier
 from groupstate.core.rules import RULES_VERSION
 from groupstate.testing.notation import play

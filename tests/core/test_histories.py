@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupstate.core import events as ev
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
+from groupstate.core.folding import replayed
 from groupstate.core.group import Group
 from groupstate.core.phases import Phase
 from groupstate.core.rules import Rules

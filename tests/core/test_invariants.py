@@ -768,3 +768,35 @@ def test_the_checker_counts_rows_and_takes_the_version_of_the_start_where_a_sess
 
     assert (alone, group.rows, group.kept_empty) == ((7, 7, 7), 3, False)
     assert (group.first_version, group.oldest_version, group.newest_version) == (7, 7, 9)
+
+
+def test_a_session_without_a_trajectory_has_no_version_though_one_is_known_of_its_start() -> None:
+    group = Tracked("g", 1, "train", 5, 3, 5)
+    group.begin([1], 3)
+    group.starts[0] = 7
+    group.take_rows(0, (), 4)
+
+    assert (group.rows, group.first_version, group.version_seqs) == (0, None, {})
+
+
+def test_a_trajectory_of_which_no_version_is_known_has_none() -> None:
+    group = Tracked("g", 1, "train", 5, 3, 5)
+    group.begin([1], 3)
+    group.starts[0] = None
+    group.take_rows(0, (ev.TrajectoryRecord(0),), 4)
+
+    assert (group.rows, group.first_version, group.version_seqs) == (1, None, {})
+
+
+@pytest.mark.parametrize("versions", [(4, 6), (6, 4)])
+def test_of_two_versions_the_event_with_each_that_is_the_oldest_the_newest_or_the_first_is_known(
+    versions: tuple[int, int],
+) -> None:
+    group = Tracked("g", 2, "train", 5, 3, 5)
+    group.begin([1, 1], 3)
+    row = ev.TrajectoryRecord(0, spans=tuple(ev.VersionSpan(n, n + 1, version) for n, version in enumerate(versions)))
+    group.take_rows(0, (row,), 8)
+    group.take_rows(1, (row,), 9)
+
+    assert (group.first_version, group.oldest_version, group.newest_version) == (versions[0], 4, 6)
+    assert group.version_seqs == {"first_token": 8, "oldest_token": 8, "newest_token": 8}

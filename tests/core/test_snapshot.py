@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from groupstate.core import events as ev
 from groupstate.core import snapshot
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
+from groupstate.core.folding import replayed
 from groupstate.core.group import Group
 from groupstate.core.rules import PerDataset, Rules
 from groupstate.core.shelf import Shelf

@@ -17,7 +17,8 @@ from typing import Any
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
+from groupstate.core.folding import replayed
 from groupstate.inspect.checking import checked
 from groupstate.log.reading import beginning, first_event, read_book, read_log
 

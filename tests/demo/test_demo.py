@@ -10,7 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.invariants import violations
 from groupstate.demo.main import demo
 from groupstate.demo.settings import Settings

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from groupstate import Run, open_run
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
+from groupstate.core.folding import replayed
 from groupstate.core.snapshot import capture, decoded, encoded, restore
 from groupstate.inspect.checking import checked
 from groupstate.log.disk import OsDisk

@@ -6,7 +6,8 @@ import pytest
 
 from groupstate import Drop, Select
 from groupstate.core import events as ev
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
+from groupstate.core.folding import replayed
 from groupstate.core.rules import RULES_VERSION, Capacity, Rules
 from groupstate.errors import LogError, UnknownBatch
 from groupstate.inspect.batch_story import BatchStory, batch_story, summary

@@ -488,3 +488,11 @@ def test_what_goes_wrong_outside_is_no_traceback(
     result = call("check", driven)
 
     assert (result.exit_code, result.stderr) == (code, text)
+
+
+@pytest.mark.parametrize(("reason", "state"), [("NotEnoughGroups", "closed: NotEnoughGroups"), ("closed", "closed")])
+def test_show_says_what_a_run_was_closed_with(kept: Kept, reason: str, state: str) -> None:
+    run = kept(STARTED, ev.RunClosed(reason))
+
+    assert f"run\tstate\t{state}" in lines("show", run)
+    assert json.loads(call("show", run, "--json").stdout)["header"]["closed_for"] == reason

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from groupstate.cli import main
 from groupstate.core import events as ev
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
+from groupstate.core.folding import replayed
 from groupstate.core.rules import RULES_VERSION
 from groupstate.errors import BadInput
 from groupstate.inspect.diff import Diff, Version, compared, diff

@@ -7,7 +7,8 @@ import pytest
 from groupstate.core import events as ev
 from groupstate.core.rules import RULES_VERSION, Rules
 from groupstate.errors import BadInput
-from groupstate.inspect.overview import overview
+from groupstate.inspect.overview import overview, overview_of
+from groupstate.inspect.replay import book_at
 from groupstate.log.reading import read_log
 
 
@@ -66,3 +67,12 @@ def test_an_earlier_event_and_one_that_is_not_there() -> None:
     assert overview(log).partitions[0].phases["running"] == 1
     with pytest.raises(BadInput, match="there is no event 9: the log has events 1 to 3"):
         overview(log, 9)
+
+
+@pytest.mark.parametrize("reason", ["NotEnoughGroups", "closed"])
+def test_a_closed_run_says_what_it_was_closed_with(reason: str) -> None:
+    closed = records(ev.RunClosed(reason))
+
+    assert overview(closed).header.closed_for == reason
+    assert overview(closed, 1).header.closed_for == ""
+    assert overview_of(book_at(closed)).header.closed_for == ""

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import groupstate as gs
 from groupstate.cli import main
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.rules import RULES_VERSION
 from groupstate.core.snapshot import capture_live, encoded
 from groupstate.errors import BadInput, LogError

@@ -212,7 +212,7 @@ def test_a_snapshot_that_is_wrong_stays_wrong(driven: Path, tmp_path: Path) -> N
 
 
 def test_the_copy_has_waypoints_that_are_those_of_its_own_log(driven: Path, tmp_path: Path) -> None:
-    from groupstate.core.book import replayed
+    from groupstate.core.folding import replayed
     from groupstate.core.snapshot import capture_live, encoded
     from groupstate.log.disk import OsDisk
     from groupstate.log.rundir import RunDir, read_run_info

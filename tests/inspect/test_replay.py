@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.errors import BadInput, LogError
 from groupstate.inspect.replay import between, book_at, books
 from groupstate.log.reading import read_log

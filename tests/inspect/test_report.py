@@ -26,7 +26,7 @@ from groupstate.inspect.overview import overview
 from groupstate.inspect.report import METRICS_MAX, OUTCOMES, PHASES, Gathered
 from groupstate.inspect.report_page import page_html, report
 from groupstate.inspect.report_prompts import PROMPT_CHARS_MAX, PromptReader
-from groupstate.inspect.report_tables import packed
+from groupstate.inspect.report_tables import Packed
 from groupstate.log.file import FileLog
 from groupstate.log.reading import beginning, read_log
 from groupstate.simulate.loop import VirtualLoop, run_virtual
@@ -39,10 +39,10 @@ WIDTHS = {"B": 1, "H": 2, "I": 4, "q": 8, "d": 8}
 
 
 def unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, list[Any]]]]:
-    """What the page makes of `packed`: the header, and the columns of each table."""
+    """What the page makes of `Packed`: the header, and the columns of each table."""
     raw = zlib.decompress(data)
-    (length,) = struct.unpack("<I", raw[:4])
-    header, at = json.loads(raw[4 : 4 + length]), 4 + length
+    (length,) = struct.unpack("<I", raw[-4:])
+    header, at = json.loads(raw[-4 - length : -4]), 0
     tables: dict[str, dict[str, list[Any]]] = {}
     for table, columns in header["tables"].items():
         tables[table] = {}
@@ -55,7 +55,7 @@ def unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, list[Any]
             for row in range(1, count if rising else 0):
                 numbers[row] += numbers[row - 1]
             tables[table][name] = numbers
-    assert at == len(raw)
+    assert at == len(raw) - 4 - length
     return header, tables
 
 
@@ -128,7 +128,7 @@ def test_what_came_since_an_event_completes_what_was_there(records: list[ev.Reco
 @given(strategies.logs())
 def test_what_is_packed_comes_out_again(records: list[ev.Record]) -> None:
     gathered = Gathered().feed(records)
-    header, tables = unpacked(packed(gathered.since(0), {"name": "<&\u2028"}))
+    header, tables = unpacked(Packed(gathered.since(0)).beside({"name": "<&\u2028"}))
 
     assert header["name"] == "<&\u2028"
     assert {name: {key: [repr(value) for value in column] for key, column in columns.items()}

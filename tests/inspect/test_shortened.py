@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 import groupstate as gs
 from groupstate.cli import main
-from groupstate.core.book import replayed
 from groupstate.core.events import BatchRequested
+from groupstate.core.folding import replayed
 from groupstate.core.snapshot import capture, encoded
 from groupstate.errors import BadInput, SampleTimeout
 from groupstate.inspect.batch_story import batch_story, batch_story_of

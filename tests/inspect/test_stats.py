@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from groupstate.cli import main
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.rules import RULES_VERSION
 from groupstate.errors import BadInput, LogError
 from groupstate.inspect import tally

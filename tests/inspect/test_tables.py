@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from groupstate.cli import main
 from groupstate.core import events as ev
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
+from groupstate.core.folding import replayed
 from groupstate.errors import BadInput, MissingExtra
 from groupstate.inspect import tables
 from groupstate.inspect.columns import TABLES

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
 from groupstate.core.explain import explain
+from groupstate.core.folding import replayed
 from groupstate.core.rules import Rules
 from groupstate.errors import BadInput
 from groupstate.inspect.wait_story import WaitStory, wait_story

@@ -5,8 +5,9 @@ import random
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
 from groupstate.core.events import Record
+from groupstate.core.folding import replayed
 from groupstate.core.rules import Rules
 from groupstate.core.snapshot import capture, encoded
 from groupstate.errors import LogError, LogFailed, NotARun

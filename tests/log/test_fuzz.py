@@ -11,7 +11,7 @@ import zlib
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.rules import Rules
 from groupstate.core.snapshot import decoded
 from groupstate.errors import GroupstateError

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.rules import Rules
 from groupstate.errors import CorruptLog, GroupstateError
 from groupstate.log.reading import beginning, first_event, read_book, read_log, snapshot_digests

@@ -7,7 +7,8 @@ import zlib
 
 import pytest
 
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
+from groupstate.core.folding import replayed
 from groupstate.core.snapshot import capture, encoded
 from groupstate.errors import CompactedLog, CorruptLog, LostEvents
 from groupstate.log import recovery

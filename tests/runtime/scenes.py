@@ -14,7 +14,7 @@ import anyio
 
 from groupstate import GroupHandle, Run, SessionContext, Trajectory, open_run
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.invariants import violations
 from groupstate.log.file import FileLog
 from groupstate.log.port import EventLog

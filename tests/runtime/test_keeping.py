@@ -10,7 +10,7 @@ import pytest
 
 import groupstate as gs
 from groupstate import CheckpointMark, Rules, open_run
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.frontier import frontier
 from groupstate.core.snapshot import STATE_VERSION, BookState, Capture, capture_live, encoded, restore
 from groupstate.errors import BadMark, BadSettings, UnsupportedLog

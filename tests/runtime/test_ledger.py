@@ -7,7 +7,7 @@ import pytest
 
 from groupstate import Rules, Trajectory, open_run
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.errors import DuplicateGroup, IllegalTransition, LogFailed, Unsupported, WeightVersionError
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime.ledger import CANCELLED, Ledger

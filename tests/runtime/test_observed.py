@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import groupstate as gs
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.invariants import violations
 from groupstate.errors import (
     BadInput,

@@ -10,7 +10,7 @@ import pytest
 
 from groupstate import CheckpointMark, Prompt, Rules, Select, Trajectory, open_run
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.rules import recorded_rules
 from groupstate.errors import BadMark, BadSettings, DamagedPayload, DuplicateGroup, NotEnoughGroups
 from groupstate.log.file import FileLog

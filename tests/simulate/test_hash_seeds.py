@@ -7,7 +7,7 @@ import sys
 STORY = """
 import hashlib
 from groupstate import Rules, Slots
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.testing.notation import play
 
 rules = Rules(lag_max=1, filter_metric="acc", batch_size=4, admission=Slots(n=6, ready_max=6))

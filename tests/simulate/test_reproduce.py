@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from groupstate import GroupHandle, Trajectory, open_run
 from groupstate.cli import main
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.rules import PerDataset, Rules
 from groupstate.errors import BadInput, NotReproduced, UnknownGroup
 from groupstate.log.file import FileLog

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.invariants import violations
 from groupstate.demo.main import demo
 from groupstate.demo.qwen import QwenPolicy

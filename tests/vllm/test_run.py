@@ -8,7 +8,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from groupstate import Rules, SamplingParams, SessionContext, Trajectory, open_run
 from groupstate.core import events as ev
-from groupstate.core.book import replayed
+from groupstate.core.folding import replayed
 from groupstate.core.invariants import violations
 from groupstate.engines.vllm import VllmEngine
 from groupstate.errors import EngineError

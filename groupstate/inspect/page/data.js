@@ -15,13 +15,14 @@ async function inflated(bytes) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// The header, and per table its columns.
+// The header, which is at the end, and per table its columns.
 async function unpacked(bytes) {
   const data = await inflated(bytes);
-  const length = new DataView(data.buffer).getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(data.subarray(4, 4 + length)));
+  const end = data.length - 4;
+  const length = new DataView(data.buffer).getUint32(end, true);
+  const header = JSON.parse(new TextDecoder().decode(data.subarray(end - length, end)));
   const tables = {};
-  let at = 4 + length;
+  let at = 0;
   for (const [name, columns] of Object.entries(header.tables)) {
     tables[name] = {};
     for (const [column, code, count, rising] of columns) {

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import Book, replayed
+from groupstate.core.book import Book
 from groupstate.core.explain import explain
+from groupstate.core.folding import replayed
 from groupstate.core.group import SETTLED, Group, fence_reason
 from groupstate.core.held import Window
 from groupstate.core.invariants import Checker, Violation

@@ -1,0 +1,100 @@
+"""The number in which two processes that follow a log find out whether they agree."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from hypothesis import given
+
+from groupstate.core import events as ev
+from groupstate.core.book import Book
+from groupstate.core.invariants import OF_ONE_GROUP, WITHIN, Checker, flat
+from groupstate.core.phases import Phase
+from groupstate.core.standing import Standing, totals_of
+from groupstate.testing import play, strategies
+
+
+def number(*folds: Callable[[Standing], None]) -> int:
+    standing = Standing()
+    for fold in folds:
+        fold(standing)
+    return standing.number
+
+
+def test_it_tells_what_was_folded_in_and_when() -> None:
+    places = [(("train", Phase.RUNNING), 2), (("val", Phase.RUNNING), 1)]
+    numbers = [
+        number(),
+        number(lambda s: s.add_group(1, Phase.PENDING)),
+        number(lambda s: s.add_group(1, Phase.RUNNING)),
+        number(lambda s: s.add_group(2, Phase.PENDING)),
+        number(lambda s: s.add(1, places, (3, 0))),
+        number(lambda s: s.add(1, places, (0, 3))),
+        number(lambda s: s.add(2, places, (3, 0))),
+        number(lambda s: s.add(1, [(("train", Phase.RUNNING), 1), (("val", Phase.RUNNING), 2)], (3, 0))),
+        number(lambda s: s.add(1, [(("train", Phase.PENDING), 2), (("val", Phase.RUNNING), 1)], (3, 0))),
+    ]
+
+    assert len(set(numbers)) == len(numbers)
+    assert {type(one) for one in numbers} == {int}
+    assert number(lambda s: s.add(1, places[::-1], (3, 0))) == numbers[4]
+    assert number(lambda s: s.add(1, [*places, (("train", Phase.COMMITTED), 9)], (3, 0))) == numbers[4]
+
+
+def test_a_window_is_its_counts_without_zeros() -> None:
+    one, other = Counter(submitted=2, refills=0), Counter(submitted=2)
+
+    assert number(lambda s: s.add(5, [], (), one)) == number(lambda s: s.add(5, [], (), other))
+    assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(5, [], (), Counter(submitted=1)))
+    assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(6, [], (), one))
+    assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(5, [], ()))
+
+
+# Of a book and of a checker -------------------------------------------------------------------------------
+
+
+def of_checker(records: Iterable[ev.Record]) -> list[int]:
+    """The number after each event after which it may be another."""
+    checker, standing, numbers = Checker(replays=False), Standing(), []
+    for record in records:
+        checker.take(record)
+        if type(record.event) not in WITHIN:
+            checker.add_to(standing, record.event)
+            numbers.append(standing.number)
+    assert checker.found == []
+    return numbers
+
+
+def of_book(records: Iterable[ev.Record]) -> list[int]:
+    book, standing, numbers = Book(), Standing(), []
+    for record in records:
+        event = record.event
+        window = flat(book.window(event.partition)) if isinstance(event, ev.BatchSampled) else None
+        book.apply(record)
+        if type(event) in WITHIN:
+            continue
+        if type(event) in OF_ONE_GROUP:
+            name: str = event.group_id  # type: ignore[union-attr]
+            standing.add_group(record.seq, book.departed[name] if name in book.departed else book.groups[name].phase)
+        else:
+            standing.add(record.seq, book.places(), totals_of(book), window)
+        numbers.append(standing.number)
+    return numbers
+
+
+@given(strategies.logs(moves_max=40))
+def test_a_book_and_a_checker_agree_after_every_event_of_a_run(records: list[ev.Record]) -> None:
+    assert of_book(records) == of_checker(records)
+
+
+def test_they_agree_on_a_run_with_all_that_is_counted() -> None:
+    story = play(
+        "submit a/1", "submit b/1", "submit c/1", "submit v/1 partition=val", "start a", "finish a reward=1",
+        "start b", "fail b", "evict b failed credit=1", "start c", "fail c", "evict c failed credit=1",
+        "submit d/1 cause=refill", "forfeit 1", "start v", "finish v", "sample 1", "publish 1",
+        "sample 1 partition=val", "commit 1", "release 2",
+    )  # fmt: skip
+    records = list(story.log.read())
+
+    assert totals_of(story.book) == (5, 2, 1, 2, 0)
+    assert of_book(records) == of_checker(records)
+    assert len(set(of_book(records))) == len(of_book(records))
