@@ -139,14 +139,15 @@ def _requeue(group: Group, rules: Rules) -> Requeue:
 
 
 def reasons_of(group: Group, lag: int, rules: Rules, *, damaged: bool = False) -> tuple[EvictReason, ...] | Missing:
-    """Why a terminal training group is evicted, alphabetically; empty if it is kept."""
+    """Why a terminal training group is evicted, alphabetically; empty if it is kept. The filter finds no value in one
+    that is kept without a trajectory."""
     reasons: list[EvictReason] = []
     ended = _ended_reason(group, rules, damaged)
     if ended is not None:
         reasons.append(ended)
     if is_stale(group, lag, rules):
         reasons.append("stale")
-    if rules.filter_metric is not None and group.phase is Phase.FINISHED and group.trajectory_count:
+    if rules.filter_metric is not None and group.phase is Phase.FINISHED and has_rows(group):
         flat = is_flat(group, rules)
         if isinstance(flat, Missing):
             if not reasons:
@@ -177,7 +178,7 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     not a standard deviation, because six times 0.7 has a floating-point deviation above zero."""
     assert rules.filter_metric is not None
     low, high, count = _range(group, rules) or (0.0, 0.0, 0)
-    if count < _expected(group, rules, count):
+    if count < max(1, _expected(group, rules, count)):
         if rules.on_missing == "error":
             return _missing(group, rules)
         return rules.on_missing == "evict"
@@ -223,16 +224,17 @@ def _shared_value(group: Group, rules: Rules) -> float | None:
 
 
 def _missing(group: Group, rules: Rules) -> Missing:
-    """The first session that lacks the metric. There is one: a value for each was expected, and fewer came."""
+    """The first session that lacks the metric; the first of all where the group is kept without a trajectory."""
     metric = rules.filter_metric
     assert metric is not None
     last = None if rules.per == "trajectory" else -1
-    return next(
+    lacking = (
         Missing(group.group_id, number, metric, tuple(sorted(trajectory.metrics)))
         for number, session in enumerate(group.sessions)
         for trajectory in session.trajectories[last:]
         if metric not in trajectory.metrics
     )
+    return next(lacking, Missing(group.group_id, 0, metric, ()))
 
 
 def credit_of(reasons: tuple[EvictReason, ...], rules: Rules, *, unmet: bool) -> int:

@@ -110,7 +110,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     oversample: int = 0
     """Sessions beyond those that the group needs."""
     kept_empty: bool = False
-    """It failed without a trajectory, and the rules keep it sampleable all the same."""
+    """It ended without a trajectory, and the rules keep it sampleable all the same."""
     rewound_to: int | None = None
     """Version of the mark that the run went back to while the group was made for a later one."""
     batch: int = 0

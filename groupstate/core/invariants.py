@@ -429,8 +429,7 @@ class Checker:
         self._lift(group)
         group.ending, group.left_seq = phase, self._seq
         group.age(self._rules.basis)
-        unrewarded = phase is Phase.FAILURE and not group.rows and group.partition == ev.TRAIN
-        group.kept_empty = unrewarded and self._rules.keeps_empty
+        group.kept_empty = phase in self._rules.kept_empty and not group.rows and group.partition == ev.TRAIN
         self._place(group, phase)
 
     def _too_late(self, group: Tracked, what: str) -> str:

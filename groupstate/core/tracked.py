@@ -35,7 +35,7 @@ class Tracked:
     ending: Phase = Phase.FINISHED
     """Where it goes back to when it comes back from a batch."""
     kept_empty: bool = False
-    """It failed without a row, and the rules of then keep it sampleable."""
+    """It ended without a row, and the rules of then keep it sampleable."""
     rule_requeues: int = 0
     left_seq: int = 0
     """The event that ended it, evicted it or put it into a batch: the last one of these."""

@@ -401,7 +401,7 @@ def _rule_problems(args: Any, rules: Rules) -> list[str]:
     short = {
         "survivors_min": rules.survivors_min is not None,
         "failure: keep": rules.mode == "sync" and rules.failure == "keep",
-        "empty: keep": rules.mode == "sync" and rules.empty == "keep",
+        f"empty: {rules.empty}": bool(rules.kept_empty),
         "empty_session: allow": rules.empty_session == "allow",
     }
     for name in [name for name, is_so in short.items() if is_so]:

@@ -1089,8 +1089,12 @@ def test_the_state_of_a_book_names_its_parts_and_holds_sessions_unpacked() -> No
     ("rules", "kept"),
     [
         ({"mode": "sync", "empty": "keep"}, True),
+        ({"mode": "sync", "empty": "keep_all"}, True),
         ({"mode": "async", "empty": "keep"}, False),
+        ({"mode": "async", "empty": "keep_all"}, False),
+        ({"mode": "async", "empty": "keep_finished"}, False),
         ({"mode": "sync", "empty": "drop"}, False),
+        ({"mode": "sync", "empty": "keep_finished"}, False),
         ({}, False),
     ],
 )
@@ -1111,6 +1115,33 @@ def test_a_failed_group_without_rows_is_kept_where_the_rules_of_the_log_say_so(
     assert book.group("g").kept_empty is (kept and partition == "train")
     assert (book.group("g").ended_version, book.group("g").submitted_at_ns) == (3, 200)
     assert (book.openings, book.rules_version, book.last_at_ns) == (1, 5, 400)
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ({"mode": "sync", "empty": "keep"}, False),
+        ({"mode": "sync", "empty": "keep_finished"}, True),
+        ({"mode": "sync", "empty": "keep_all"}, True),
+        ({"mode": "async", "empty": "keep_finished"}, True),
+        ({"mode": "async", "empty": "keep_all"}, False),
+    ],
+)
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_so_is_a_finished_one(rules: dict[str, Any], kept: bool, partition: Any) -> None:
+    book = Book()
+    events: list[ev.Event] = [
+        ev.RunStarted("r", rules, 5, 3),
+        ev.GroupSubmitted("g", 1, partition, 3, 1, "submit"),
+        ev.SessionStarted("g", 0, 1),
+        ev.SessionFinished("g", 0, 1),
+        ev.GroupFinished("g"),
+    ]
+    for seq, event in enumerate(events, 1):
+        book.apply(ev.Record(seq, seq * 100, event))
+
+    assert book.group("g").kept_empty is (kept and partition == "train")
+    assert [group.group_id for group in book.ready(partition)] == ["g"] * (kept or partition == "val")
 
 
 def test_a_group_that_is_not_there_is_told_by_what_became_of_it() -> None:

@@ -192,6 +192,13 @@ def test_only_a_failed_group_is_kept_without_a_trajectory() -> None:
     assert wrong(log(finished, sample(1, "b"), rules=keep), 4) == ["batch 1 takes group 'b', which has no trajectory"]
 
 
+@pytest.mark.parametrize("rules", [Rules(mode="sync", empty="keep_all"), Rules(empty="keep_finished")])
+def test_a_finished_one_is_under_other_rules(rules: Rules) -> None:
+    finished = [submit("b"), start("b"), ev.SessionFinished("b", 0, 1, ()), ev.GroupFinished("b")]
+
+    assert wrong(log(finished, sample(1, "b"), rules=rules), 4) == []
+
+
 def test_a_session_without_spans_has_the_version_that_it_was_started_with() -> None:
     started = [submit("a"), ev.WeightsPublished(2), ev.SessionStarted("a", 0, 1, weight_version=2)]
     records = log(started, finish("a"), ev.GroupFinished("a"), sample(1, "a"), rules=Rules(basis="first_token"))
@@ -345,6 +352,8 @@ RULES = {
         batch_size=4, lag_max=3, on_stale="wait", wait_gates="each", datasets={"a": PerDataset(lag_max=1)}
     ),
     "sync, kept empty": Rules(mode="sync", empty="keep", batch_size=4, requeues_max=1),
+    "sync, all kept empty": Rules(mode="sync", empty="keep_all", empty_session="allow", batch_size=4),
+    "async, finished ones kept empty": Rules(empty="keep_finished", empty_session="allow", lag_max=1),
     "sync, lost": Rules(
         mode="sync", failure="refill", cancel_doomed=True, filter_metric="reward", batch_size=4, refill_multiple=2,
         oversample=1,

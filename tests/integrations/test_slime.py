@@ -358,6 +358,7 @@ SYNC = {"mode": "sync", "failure": "refill"}
         ({}, {**ASYNC, "batch_size": 3}, "batch_size 3 isn't --rollout-batch-size 2"),
         ({}, {"mode": "sync"}, "failure: keep lets groups through with fewer than --n-samples-per-prompt 2"),
         ({}, {**SYNC, "empty": "keep"}, "empty: keep lets groups through"),
+        ({}, {**ASYNC, "empty": "keep_finished"}, "empty: keep_finished lets groups through"),
         ({}, {**ASYNC, "survivors_min": 1}, "survivors_min lets groups through"),
         ({}, {**ASYNC, "empty_session": "allow"}, "empty_session: allow lets groups through"),
         ({}, {**ASYNC, "oversample": 1}, "oversample starts more sessions"),

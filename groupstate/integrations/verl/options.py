@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, get_args
 import attrs
 
 from groupstate.core.arguments import integer, integer_or_none, seconds, shown
+from groupstate.core.near import nearest
 from groupstate.core.rules import Rules
 from groupstate.core.typed_settings import unknown_key
 from groupstate.errors import BadSettings
@@ -37,6 +38,7 @@ ENDLESS: Final = 2**62
 
 Ties = Literal["submission", "set"]
 UidSplit = Literal["right", "left"]
+EmptyGroups = Literal["evict", "keep"]
 Metrics = Literal["verl", "all"]
 
 
@@ -106,6 +108,7 @@ OWN_OPTIONS: Final = (
     "strict",
     "ties",
     "uid_split",
+    "empty_groups",
     "metrics",
     "stall_s",
     "timeout_s",
@@ -260,6 +263,7 @@ class _Reader:
         changes.setdefault("stall_s", self._stall_s())
         if self.strict:
             changes.setdefault("eviction_streak_max", ENDLESS)
+        empty = changes.get("empty", self._empty())
         size = integer("train_batch_size", self.train_batch_size or 1, least=1, error=BadVerlConfig)
         if not self.sync:
             return Rules.verl_async(
@@ -269,16 +273,22 @@ class _Reader:
                 filter_groups_metric=self.metric,
                 strict=self.strict,
                 **changes,
-            ).changed(batch_size=None)
+            ).changed(batch_size=None, empty=empty)
         if self.refills_failed:
             changes["sync_refill_failed_groups"] = True
-        else:
-            changes.setdefault("empty", "keep")
         if self.metric is not None:
             changes["max_inflight_gen_batches"] = self._in_flight()
             changes["gen_batch_size"] = self.gen_batch_size
         rules = Rules.verl_sync(size, filter_groups_metric=self.metric, strict=self.strict, **changes)
-        return rules if self.metric is not None else rules.changed(batch_size=None)
+        return rules.changed(empty=empty) if self.metric is not None else rules.changed(batch_size=None, empty=empty)
+
+    def _empty(self) -> str:
+        """What becomes of a group without any trajectory. verl replaces failed ones in async mode and where it is told
+        to, and keeps all others; with a filter a finished one stops it."""
+        evicts = self._one_of("empty_groups", EmptyGroups, "keep" if self.strict else "evict") == "evict"
+        if not self.sync or self.refills_failed:
+            return "refill" if evicts else "keep_finished"
+        return "keep" if evicts and self.metric is not None else "keep_all"
 
     def _strategy(self) -> Literal["drop", "wait"]:
         # Without a bound there is nothing to wait for.
@@ -315,7 +325,9 @@ class _Reader:
     def _one_of(self, name: str, kind: Any, default: Any) -> Any:
         value, known = self.values.get(name, default), get_args(kind)
         if value not in known:
-            raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {', '.join(known)}")
+            near = nearest(value, known) if isinstance(value, str) else []
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {', '.join(known)}{hint}")
         return value
 
 

@@ -32,7 +32,7 @@ log = Logger("groupstate.verl")
 
 
 class NothingToTrainOn(SampleError, RuntimeError):
-    """A batch of failed groups of which none has a trajectory."""
+    """A batch of sync mode in which no group has a trajectory."""
 
 
 def kind_of(partition: str) -> ev.Partition:
@@ -222,9 +222,6 @@ class VerlRun:
                 place: partition.row(key, {self.rules.filter_metric: metrics[key]} if key in metrics else {})  # type: ignore[dict-item]
                 for place, key in listed.rows.items()
             }
-        if status == "finished" and not rows and self.rules.keeps_empty and not self.rules.filter_metric:
-            # verl samples such a group and pads the batch, as it does with a failed one.
-            status = "failure"
         size = self._size(uid, kind, status, rows)
         return Reported(
             status=status,  # type: ignore[arg-type]
@@ -340,18 +337,18 @@ class VerlRun:
         """The batch that was waited for, out of TransferQueue's prompts; None if it isn't there yet.
 
         Raises:
-            NothingToTrainOn: no group of it has a trajectory.
+            NothingToTrainOn: no group of it has a trajectory, in sync mode; else such a batch is empty, as verl's.
             SampleError: it can't come.
         """
         sampled = self.feed.answer(waiter)
         if sampled is None:
             return None
         partition = self._partition(name)
-        if kind_of(name) == ev.TRAIN and not sampled.keys:
+        if kind_of(name) == ev.TRAIN and self.rules.mode == "sync" and not sampled.keys:
             self.feed.release(sampled)
             raise NothingToTrainOn(
-                f"{len(sampled.groups)} failed groups were sampled and none has a trajectory; "
-                "trainer.v1.sampler.sync_refill_failed_groups=True replaces such groups"
+                f"{len(sampled.groups)} groups were sampled and none has a trajectory; "
+                "trainer.v1.sampler.sync_refill_failed_groups=True replaces failed groups without any"
             )
         keys = [key for row in sampled.keys if (key := self._key_of(partition, row)) is not None]
         partition.clear(sampled.group_ids)
