@@ -326,7 +326,7 @@ class Book:
             after = evolve(before, event, seq, at_ns)
         else:
             after = known[4]
-        if after.phase is before.phase:
+        if after.phase is before.phase and after.aged_from == before.aged_from:
             self.groups[group_id] = after
         else:
             self._put(before, after)

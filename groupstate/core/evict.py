@@ -179,9 +179,10 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     assert rules.filter_metric is not None
     low, high, count = _range(group, rules) or (0.0, 0.0, 0)
     if count < max(1, _expected(group, rules, count)):
-        if rules.on_missing == "error":
-            return _missing(group, rules)
-        return rules.on_missing == "evict"
+        missing = _missing(group, rules)
+        if missing is None:
+            return False
+        return missing if rules.on_missing == "error" else rules.on_missing == "evict"
     if count == 1:
         return rules.on_singleton == "evict"
     if rules.spread == "std":
@@ -223,18 +224,21 @@ def _shared_value(group: Group, rules: Rules) -> float | None:
     return low if all_have_it and high - low <= rules.tolerance_for(group.dataset) else None
 
 
-def _missing(group: Group, rules: Rules) -> Missing:
-    """The first session that lacks the metric; the first of all where the group is kept without a trajectory."""
+def _missing(group: Group, rules: Rules) -> Missing | None:
+    """The first session that lacks the metric; the first of all where the group is kept without a trajectory. None
+    where only values are left out that are no numbers, which are the same as no other."""
     metric = rules.filter_metric
     assert metric is not None
+    if not group.trajectory_count:
+        return Missing(group.group_id, 0, metric, ())
     last = None if rules.per == "trajectory" else -1
     lacking = (
         Missing(group.group_id, number, metric, tuple(sorted(trajectory.metrics)))
         for number, session in enumerate(group.sessions)
         for trajectory in session.trajectories[last:]
-        if metric not in trajectory.metrics
+        if metric not in trajectory.metrics and metric not in trajectory.not_finite
     )
-    return next(lacking, Missing(group.group_id, 0, metric, ()))
+    return next(lacking, None)
 
 
 def credit_of(reasons: tuple[EvictReason, ...], rules: Rules, *, unmet: bool) -> int:

@@ -78,7 +78,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     partition: ev.Partition
     dataset: str
     stamp: int
-    """Weight version at submission."""
+    """Weight version at submission, or when its prompt was dispatched anew."""
     version: int
     """Weight version that the rules' basis names (the stamp, for `dispatch`): the order of sampling."""
     aged_from: int
@@ -328,6 +328,8 @@ def _requeued(group: Group, event: ev.GroupRequeued, phase: Phase, seq: int, at_
         Session(attempt=session.attempt + 1, last_seq=seq, first_attempt=session.attempt + 1)
         for session in group.sessions
     )
+    if event.weight_version is not None:
+        group = replace(group, stamp=event.weight_version, rewound_to=None)
     return replace(
         group,
         kept=again,

@@ -306,9 +306,19 @@ def record_of(index: int, row: Trajectory) -> TrajectoryRecord:
 
 
 def record_without_tokens(
-    index: int, *, metrics: Any, prompt_tokens: Any, response_tokens: Any, spans: Any, who: str
+    index: int,
+    *,
+    metrics: Any,
+    prompt_tokens: Any,
+    response_tokens: Any,
+    spans: Any,
+    who: str,
+    not_finite: tuple[str, ...] = (),
 ) -> TrajectoryRecord:
     """The record of a row whose tokens lie elsewhere: only how many there are is known.
+
+    Args:
+        not_finite: metrics that are left out of `metrics`, since their value is no number.
 
     Raises:
         UnusableResult: a number that is not finite, a wrong type, spans that don't fit.
@@ -316,7 +326,11 @@ def record_without_tokens(
     try:
         counts = _count("prompt_tokens", prompt_tokens, who), _count("response_tokens", response_tokens, who)
         return TrajectoryRecord(
-            index, _metrics(Trajectory(metrics=metrics), who), *counts, _spans(spans, counts[1], who)
+            index,
+            _metrics(Trajectory(metrics=metrics), who),
+            *counts,
+            _spans(spans, counts[1], who),
+            not_finite=not_finite,
         )
     except UnusableResult:
         raise

@@ -306,6 +306,7 @@ class Lives:
             self._listener.retried(life, session, at_ns)
         life.retries.clear()
         life.requeue_count += 1
+        life.stamp = life.stamp if event.weight_version is None else event.weight_version
         life.dropped_tokens += life.response_tokens
         life.rows = life.response_tokens = life.finished_count = 0
         life.rewards.clear()

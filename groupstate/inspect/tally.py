@@ -329,7 +329,7 @@ class Tally:
         self._now.totals[REQUEUED] += 1
         self._now.thrown_tokens[REQUEUED] += group.tokens
         self._counted(group, -1)
-        group.start_over()
+        group.start_over(event.weight_version)
         self._counted(group, 1)
 
     def _evicted(self, event: ev.GroupEvicted, record: ev.Record) -> None:

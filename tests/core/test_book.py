@@ -886,6 +886,34 @@ def test_a_requeued_group_counts_from_its_stamp_again() -> None:
     assert (story.group("a").version, story.group("a").aged_from) == (1, 1)
 
 
+@pytest.mark.parametrize("basis", ["dispatch", "oldest_token"])
+def test_one_whose_prompt_is_dispatched_anew_counts_from_the_version_of_then(basis: Any) -> None:
+    story = play(
+        "submit a/1 stamp=1", "start a", "publish 5", "requeue a stamp=4", rules=Rules(basis=basis), controlled=False
+    )
+    group = story.group("a")
+
+    assert (group.stamp, group.version, group.aged_from, story.book.lag(group)) == (4, 4, 4, 1)
+    story.tell("requeue a")
+    assert (story.group("a").stamp, story.group("a").aged_from) == (4, 4)
+
+
+def test_so_does_one_that_had_not_begun_and_it_is_younger_among_those_in_flight() -> None:
+    story = play("submit a/1 stamp=1", "submit b/1 stamp=2", "publish 5", "requeue a stamp=5")
+
+    assert story.phase("a") == "pending"
+    assert [[group.group_id for group in groups] for groups in story.book.in_flight_by_age()] == [["b", "a"]]
+
+
+def test_an_undone_commit_that_is_dispatched_anew_counts_from_the_version_of_then() -> None:
+    story = play(
+        "publish 3", "mark", "publish 7", "submit a/2", "start a", "finish a.0 reward=1", "fail a.1", "sample 1",
+        "commit 1", "recover at=1", "requeue a stamp=4", "publish 5", "requeue a",
+    )  # fmt: skip
+
+    assert story.book.lag(story.group("a")) == 1
+
+
 # The digest -------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from groupstate.core.evict import (
 from groupstate.core.group import Group
 from groupstate.core.rules import PerDataset, Rules, recorded_rules
 from groupstate.errors import MissingMetric
-from groupstate.testing.notation import play
+from groupstate.testing.notation import Story, play
 
 from .scenes import SYNC, sync_story
 
@@ -215,6 +215,51 @@ def test_a_group_that_is_kept_without_a_row_lacks_what_the_filter_reads(mode: st
     refused = play(*lines, "sample 1", rules=rules).waiters[0].error
     assert isinstance(refused, MissingMetric)
     assert (refused.group_id, refused.session, refused.present) == ("g", 0, ())
+
+
+def with_rows(*sessions: list[tuple[dict[str, float], tuple[str, ...]]], **rules: Any) -> Story:
+    """A finished group; a row is its metrics, and those that are no number."""
+    story = play(f"submit g/{len(sessions)}", "start g", rules=Rules(filter_metric="acc", **rules), controlled=False)
+    for number, rows in enumerate(sessions):
+        records = tuple(
+            ev.TrajectoryRecord(index, metrics, not_finite=without) for index, (metrics, without) in enumerate(rows)
+        )
+        story.record(ev.SessionFinished("g", number, 1, records))
+    return story
+
+
+NAN: tuple[dict[str, float], tuple[str, ...]] = ({}, ("acc",))
+"""A row whose acc is no number."""
+
+
+@pytest.mark.parametrize("on_missing", ["error", "keep", "evict"])
+@pytest.mark.parametrize("per", ["session", "trajectory"])
+@pytest.mark.parametrize(
+    "sessions", [[[NAN], [NAN]], [[NAN], [({"acc": 1.0}, ())]], [[NAN]]], ids=["all", "one", "single"]
+)
+def test_a_value_that_is_no_number_keeps_its_group(sessions: Any, per: Any, on_missing: Any) -> None:
+    story = with_rows(*sessions, per=per, on_missing=on_missing, on_singleton="evict")
+
+    assert is_flat(story.group("g"), story.rules) is False
+
+
+def test_another_metric_that_is_no_number_is_none_that_is_missing_here() -> None:
+    story = with_rows([({"acc": 1.0}, ("other",))], [({"acc": 1.0}, ())])
+
+    assert is_flat(story.group("g"), story.rules) is True
+
+
+def test_one_that_is_missing_besides_is_missing() -> None:
+    story = with_rows([NAN], [({"other": 1.0}, ("more",))])
+
+    assert is_flat(story.group("g"), story.rules) == Missing("g", 1, "acc", ("other",))
+
+
+def test_only_the_last_row_of_a_session_counts_where_a_value_is_no_number() -> None:
+    rows = [NAN, ({"acc": 1.0}, ())]
+
+    assert is_flat(with_rows(rows, rows).group("g"), Rules(filter_metric="acc")) is True
+    assert is_flat(with_rows(rows, rows).group("g"), Rules(filter_metric="acc", per="trajectory")) is False
 
 
 def test_a_group_that_is_evicted_for_want_of_a_row_shares_no_value() -> None:
