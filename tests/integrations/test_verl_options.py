@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from groupstate.errors import BadSettings
+from groupstate.integrations.verl.buffer import ReplayBuffer
 from groupstate.integrations.verl.options import BadVerlConfig, Given, Options, read
 
 
@@ -43,11 +44,20 @@ def test_an_argument_comes_before_sampler_kwargs() -> None:
     assert options(sampler_kwargs=kwargs, poll_interval=0.5).poll_interval == 0.5
 
 
+def test_an_argument_that_was_left_out_leaves_what_sampler_kwargs_say() -> None:
+    kwargs = {"filter_groups_metric": "acc", "train_batch_size": 4, "gen_batch_size": 2, "poll_interval": 1}
+    buffer = ReplayBuffer("sync", {}, 8, "drop", kwargs, refill_fn=lambda count: count)
+    rules = buffer.options.rules
+
+    assert (buffer.poll_interval, rules.filter_metric, rules.batch_size, rules.refill_multiple) == (1, "acc", 4, 2)
+
+
 def test_one_switch_undoes_what_is_different() -> None:
     found = options(trainer_mode="x", sampler_kwargs={"strict": True, "filter_groups_metric": "acc"})
 
     assert (found.rules.spread, found.rules.wait_gates, found.rules.empty) == ("std", "each", "keep_finished")
     assert (found.ties, found.uid_split, found.stall_s) == ("set", "left", 0)
+    assert (found.unknown_tags, found.not_finite, found.restart_age) == ("raise", "keep", "restart")
     assert found.rules.streak_bound(1) > 10**15
 
 
@@ -122,7 +132,15 @@ def test_failed_groups_are_replaced_one_by_one() -> None:
         ({"sampler_kwargs": ["log"]}, "sampler_kwargs is"),
         ({"sampler_kwargs": {"log": 3}}, "it must be a directory"),
         ({"sampler_kwargs": {"ties": "random"}}, "must be one of submission, set"),
-        ({"sampler_kwargs": {"empty_groups": "kept"}}, "did you mean 'keep'"),
+        (
+            {"sampler_kwargs": {"empty_groups": "kept"}},
+            r"sampler_kwargs.empty_groups is 'kept'; it must be one of evict, keep \(did you mean 'keep'\?\)",
+        ),
+        ({"sampler_kwargs": {"empty_groups": True}}, "it must be one of evict, keep$"),
+        ({"sampler_kwargs": {"unknown_tags": "rise"}}, "did you mean 'raise'"),
+        ({"sampler_kwargs": {"not_finite": "fails"}}, "did you mean 'fail'"),
+        ({"sampler_kwargs": {"restart_age": "record"}}, "did you mean 'recorded'"),
+        ({"sampler_kwargs": {"restart_ages": "restart"}}, "did you mean 'restart_age'"),
         ({"sampler_kwargs": {"group_size": 0}}, "group_size is 0"),
         ({"sampler_kwargs": {"rules": {"tolerence": 1}}}, "tolerance"),
         ({"sampler_kwargs": {"rules": 1}}, "must be a mapping"),

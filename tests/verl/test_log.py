@@ -120,6 +120,27 @@ def test_what_a_look_led_to_is_flushed_once(make: Make, training: Queue, tmp_pat
     assert commits == [4 * 6]  # submitted, two started, two finished, its end
 
 
+def test_a_run_that_does_all_as_verl_does_has_a_log_that_can_be_true(
+    make: Make, training: Queue, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    kwargs = {"log": str(run), "strict": True, "filter_groups_metric": "acc", "rules": {"on_missing": "keep"}}
+    buffer = make(**ASYNC, sampler_kwargs=kwargs, refill_fn=Refiller(training))
+    training.group("flying", "running")
+    training.group("empty", "finished")
+    training.group("strange", "finished", float("nan"), 1.0)
+    assert set(training.take(buffer, 2, global_steps=1)[0]) == {"strange"}
+    training.status("flying", "pending", stamp=1)
+    buffer.get_sampleable_count(1, "train")
+    buffer.close()
+
+    assert "nothing is wrong" in shell("check", run)
+    assert "no number: acc" in shell("log", run)
+    (sampled,) = events(run, ev.BatchSampled)
+    assert set(sampled.group_ids) == {"empty", "strange"}
+    assert [event.weight_version for event in events(run, ev.GroupRequeued)] == [1]
+
+
 def test_training_and_validation_are_in_one_log(make: Make, training: Queue, tmp_path: Path) -> None:
     held_out = Queue("val")
     held_out.group("v", "finished", 1.0)
@@ -146,6 +167,15 @@ def test_a_log_has_one_writer(make: Make, tmp_path: Path) -> None:
     make(sampler_kwargs={"log": str(tmp_path / "run")})
     with pytest.raises(LogInUse):
         make(sampler_kwargs={"log": str(tmp_path / "run")})
+
+
+def test_a_buffer_of_which_nobody_asked_anything_lets_go_of_its_log(make: Make, tmp_path: Path) -> None:
+    settings = {"sampler_kwargs": {"log": str(tmp_path / "run")}}
+    first = make(**settings)
+    first.close()
+    first.close()
+
+    assert make(**settings).log_path == str(tmp_path / "run")
 
 
 def test_a_log_is_taken_from_another_host_on_demand(make: Make, tmp_path: Path) -> None:

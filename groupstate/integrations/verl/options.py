@@ -39,6 +39,9 @@ ENDLESS: Final = 2**62
 Ties = Literal["submission", "set"]
 UidSplit = Literal["right", "left"]
 EmptyGroups = Literal["evict", "keep"]
+UnknownTags = Literal["skip", "raise"]
+NotFinite = Literal["fail", "keep"]
+RestartAge = Literal["recorded", "restart"]
 Metrics = Literal["verl", "all"]
 
 
@@ -67,6 +70,12 @@ class Options:
     """Order of groups of the same age that are first seen at the same time: as listed, or that of a set, as in verl."""
     uid_split: UidSplit = "right"
     """Which underscore of a trajectory's key ends the uid: the last but one, or the first, as in verl."""
+    unknown_tags: UnknownTags = "skip"
+    """What a prompt's tag that can't be read does: it is passed over with one warning, or it raises, as in verl."""
+    not_finite: NotFinite = "fail"
+    """What a value of the filter's metric does that is no number: its session has failed, or the group is kept."""
+    restart_age: RestartAge = "recorded"
+    """How old a group in flight is that was dispatched anew: as the log has it, or as its tag says, as in verl."""
     metrics: Metrics = "verl"
     """What comes with a batch: verl's metrics, or those of groupstate besides."""
     stall_s: float = STALL_S
@@ -86,7 +95,7 @@ class Given:
     trainer_config: Any = None
     has_refill_fn: bool = False
     direct: Mapping[str, Any] = attrs.field(factory=dict)
-    """Verl's further keywords, without those that were left out."""
+    """Verl's further keywords; None where one was left out."""
 
 
 VERL_OPTIONS: Final = (
@@ -109,6 +118,9 @@ OWN_OPTIONS: Final = (
     "ties",
     "uid_split",
     "empty_groups",
+    "unknown_tags",
+    "not_finite",
+    "restart_age",
     "metrics",
     "stall_s",
     "timeout_s",
@@ -139,7 +151,8 @@ class _Reader:
         for name in kwargs:
             if name not in (*VERL_OPTIONS, *OWN_OPTIONS):
                 raise BadVerlConfig(unknown_key(str(name), (*VERL_OPTIONS, *OWN_OPTIONS), "sampler_kwargs"))
-        self.values = {name: value for name, value in {**kwargs, **given.direct}.items() if value is not None}
+        direct = {name: value for name, value in given.direct.items() if value is not None}
+        self.values = {name: value for name, value in {**kwargs, **direct}.items() if value is not None}
         self.strict = self._truth("strict")
         self.metric = self._metric()
         self.refills_failed = self._refills_failed()
@@ -162,6 +175,9 @@ class _Reader:
             take_over=self._truth("take_over"),
             ties=self._one_of("ties", Ties, "set" if self.strict else "submission"),
             uid_split=self._one_of("uid_split", UidSplit, "left" if self.strict else "right"),
+            unknown_tags=self._one_of("unknown_tags", UnknownTags, "raise" if self.strict else "skip"),
+            not_finite=self._one_of("not_finite", NotFinite, "keep" if self.strict else "fail"),
+            restart_age=self._one_of("restart_age", RestartAge, "restart" if self.strict else "recorded"),
             metrics=self._one_of("metrics", Metrics, "verl"),
             stall_s=self._stall_s(),
             timeout_s=None if "timeout_s" not in self.values else seconds("timeout_s", self.values["timeout_s"]),

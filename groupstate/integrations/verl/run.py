@@ -5,15 +5,17 @@ Rule 2: what the core evicts is cleared; what it samples keeps its trajectories,
 """
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.phases import TERMINAL, Phase
-from groupstate.errors import SampleError
+from groupstate.errors import BadInput, SampleError
 from groupstate.integrations.verl.metrics import Evictions
 from groupstate.integrations.verl.options import VALIDATION, Options
 from groupstate.integrations.verl.queue import Partition, Place
@@ -26,9 +28,13 @@ from groupstate.runtime.controller import Waiter
 from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.observed import Sampled, StatusFeed, Steps
 from groupstate.runtime.recovery import CheckpointMark
-from groupstate.runtime.reported import ENDED, Reported, ReportedRow, RowKey
+from groupstate.runtime.reported import ENDED, Reported, ReportedRow, RowKey, malformed
 
 log = Logger("groupstate.verl")
+
+
+class UnknownTag(BadInput, ValueError):
+    """A prompt's tag that can't be read, where the configuration says that it stops the run."""
 
 
 class NothingToTrainOn(SampleError, RuntimeError):
@@ -71,6 +77,7 @@ class VerlRun:
         self._path = log_path
         self._log = self._opened(log_path)
         self._feed: StatusFeed | None = None
+        self._closed = False
         self._partitions: dict[str, Partition] = {}
         self._begun_anew = False
         """The log was there already, and what it owed has not been given up yet."""
@@ -94,6 +101,11 @@ class VerlRun:
                 self._commit_out()
             self._feed.close()
             self._feed = None
+        elif not self._closed:
+            # Nobody asked for anything, so that no run was begun in it.
+            with suppress(StopIteration):
+                self._log.aclose().send(None)
+        self._closed = True
 
     # The log -----------------------------------------------------------------------------------------
 
@@ -129,6 +141,7 @@ class VerlRun:
             weight_version=weight_version,
             resume=resume,
             steps=self._steps,
+            restamps=self.options.restart_age == "restart",
         )
 
     @staticmethod
@@ -163,6 +176,7 @@ class VerlRun:
         )
         self._path = path
         self._log = self._opened(path)
+        self._closed = False
         self._feed = self._begun(weight_version, lambda ledger: None)
 
     # Looking -----------------------------------------------------------------------------------------
@@ -175,7 +189,12 @@ class VerlRun:
         return self._partitions[name]
 
     def look(self, name: str) -> None:
-        """Take in what changed in a partition since the last look."""
+        """Take in what changed in a partition since the last look.
+
+        Raises:
+            UnknownTag: a prompt's tag can't be read, and the configuration says that this is an error. Nothing is
+                taken in then, and all that is listed is looked at again at the next look.
+        """
         partition = self._partition(name)
         first = not partition.seen
         changes = partition.look()
@@ -189,8 +208,10 @@ class VerlRun:
                 for group in self.feed.book.groups.values()
                 if group.partition == kind and group.phase is not Phase.SAMPLED and group.group_id not in there
             ]
-            partition.seen = True
-        self.feed.observe_changes(self._reports(partition, changed), removed)
+        partition.seen = False
+        reports = self._reports(partition, changed)
+        partition.seen = True
+        self.feed.observe_changes(reports, removed)
         for uid in removed:
             self._folded.pop(uid, None)
         if self._begun_anew and name != VALIDATION:
@@ -202,7 +223,12 @@ class VerlRun:
         kind = kind_of(partition.name)
         uids = [uid for uid in changed if self._is_of(uid, kind)]
         metrics = self._metrics_of(partition, uids) if kind == ev.TRAIN else {}
-        return {uid: self._report(partition, uid, kind, metrics) for uid in uids}
+        reports = {uid: self._report(partition, uid, kind, metrics) for uid in uids}
+        if self.options.unknown_tags == "raise":
+            for uid, report in reports.items():
+                if problem := malformed(uid, report):
+                    raise UnknownTag(f"the prompt {uid!r} of partition {partition.name!r} can't be read: {problem}")
+        return reports
 
     def _is_of(self, uid: str, kind: ev.Partition) -> bool:
         """Whether an id means the group that it means in the log: nothing hinders a uid in two partitions."""
@@ -218,10 +244,7 @@ class VerlRun:
         status = tag.get("status")
         rows: dict[Place, ReportedRow] = {}
         if status in ENDED:
-            rows = {
-                place: partition.row(key, {self.rules.filter_metric: metrics[key]} if key in metrics else {})  # type: ignore[dict-item]
-                for place, key in listed.rows.items()
-            }
+            rows = {place: self._row(partition, key, metrics.get(key)) for place, key in listed.rows.items()}
         size = self._size(uid, kind, status, rows)
         return Reported(
             status=status,  # type: ignore[arg-type]
@@ -230,6 +253,17 @@ class VerlRun:
             partition=kind,
             rows=rows if size is None else self._fitting(uid, status, rows, size),
         )
+
+    def _row(self, partition: Partition, key: str, value: float | None) -> ReportedRow:
+        """A trajectory with its value of the filter's metric, if it has one."""
+        if value is None:
+            return partition.row(key, {})
+        metric = self.rules.filter_metric
+        assert metric is not None
+        if self.options.not_finite == "fail" or math.isfinite(value):
+            return partition.row(key, {metric: value})
+        log.warning("a value is no number, and its group is kept", partition=partition.name, key=key, value=repr(value))
+        return partition.row(key, {}, not_finite=(metric,))
 
     def _size(self, uid: str, kind: ev.Partition, status: object, rows: dict[Place, ReportedRow]) -> int | None:
         """Sessions of a group: those it was submitted with, else those that are configured or seen."""
