@@ -324,6 +324,79 @@ def test_so_it_does_where_it_validates_first(trainer: Trainer) -> None:
     assert [event.weight_version for event in events(trainer.log, ev.RunRewound)] == [2]
 
 
+def test_a_group_that_was_in_flight_at_the_checkpoint_and_is_dispatched_again_is_sampled_when_it_ends(
+    trainer: Trainer,
+) -> None:
+    trained(trainer, 2)
+    # verl puts back what was listed at the checkpoint, and dispatches anew what was in flight then.
+    trainer.training.status("g3", "pending", stamp=2)
+    trainer.training.status("g4", "running", stamp=2)
+    assert trainer.buffer.get_sampleable_count(3, "train") == 0
+    trainer.training.group("g4", "finished", 0.0, stamp=2)
+
+    assert trainer.sample(3) == ["g4"]
+    assert trainer.training.uids() == {"g3"}
+    trainer.training.group("g3", "finished", 0.0, 1.0, stamp=2)
+    assert trainer.buffer.wait_for_sampleable(4, "train", 1)[0] == {"g3"}
+    assert trainer.sample(4) == ["g3"]
+    assert trainer.training.uids() == set()
+    trainer.end()
+    assert [event.group_ids for event in events(trainer.log, ev.BatchSampled)][-2:] == [("g4+2",), ("g3+2",)]
+
+
+def test_so_it_is_when_the_trainer_dies_again_meanwhile(trainer: Trainer) -> None:
+    trained(trainer, 2)
+    trainer.training.status("g3", "pending", stamp=2)
+    assert trainer.buffer.get_sampleable_count(3, "train") == 0
+    kill(trainer.buffer)
+    trainer.begin()
+    assert trainer.buffer.get_sampleable_count(3, "train") == 0
+    trainer.training.group("g3", "finished", 0.0, 1.0, stamp=2)
+
+    assert trainer.sample(3) == ["g3"]
+    trainer.end()
+    assert [event.group_id for event in events(trainer.log, ev.GroupSubmitted)] == ["g1", "g2", "g3", "g4", "g3+2"]
+
+
+def test_it_is_dispatched_a_third_time_where_that_one_has_ended_too(trainer: Trainer) -> None:
+    trained(trainer, 2)
+    for _ in range(2):
+        trainer.training.status("g3", "running", stamp=2)
+        assert trainer.buffer.get_sampleable_count(3, "train") == 0
+        trainer.training.group("g3", "finished", 0.0, 1.0, stamp=2)
+        assert trainer.buffer.get_sampleable_count(3, "train") == 1
+        kill(trainer.buffer)
+        trainer.training.clear()
+        trainer.training.status("g3", "pending", stamp=2)
+        trainer.begin()
+        assert trainer.buffer.get_sampleable_count(3, "train") == 0
+        kill(trainer.buffer)
+        trainer.begin()
+
+    assert trainer.training.uids() == {"g3"}
+    trainer.training.group("g3", "finished", 0.0, 1.0, stamp=2)
+    assert trainer.sample(3) == ["g3"]
+    trainer.end()
+    submitted = [event.group_id for event in events(trainer.log, ev.GroupSubmitted)]
+    assert submitted == ["g1", "g2", "g3", "g4", "g3+2", "g3+3", "g3+4"]
+
+
+@pytest.mark.parametrize(("kwargs", "stamp"), [({}, 3), ({"restart_age": "restart"}, 2)])
+def test_it_is_as_old_as_it_was_or_as_the_restart(
+    trainer: Trainer, make: Make, kwargs: dict[str, Any], stamp: int
+) -> None:
+    trained(trainer, 2)
+    trainer.buffer.close()
+    run = trainer.log
+    buffer = make(**ASYNC, sampler_kwargs={"log": str(run), **kwargs})
+    trainer.training.status("g4", "pending", stamp=2)
+    trainer.training.status("g3", "pending", stamp=2)
+    buffer.get_sampleable_count(3, "train")
+    buffer.close()
+
+    assert [event.weight_version for event in events(run, ev.GroupSubmitted) if event.group_id == "g3+2"] == [stamp]
+
+
 def test_without_a_mark_another_log_is_begun(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
     trained(trainer)
     trainer.training.group("g2", "finished", 0.0, stamp=2)

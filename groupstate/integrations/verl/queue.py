@@ -36,6 +36,10 @@ class Listed:
     def ended(self) -> bool:
         return self.tag is not None and self.tag.get("status") in ENDED
 
+    @property
+    def in_flight(self) -> bool:
+        return self.tag is not None and self.tag.get("status") in ("pending", "running")
+
 
 @attrs.frozen
 class Changes:
