@@ -19,7 +19,7 @@ from groupstate.core import book_checks as checks
 from groupstate.core import events as ev
 from groupstate.core.group import Group, evolve, submitted, versions_used
 from groupstate.core.held import UNDELIVERED, Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
-from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, next_phase
+from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, kept_empty, next_phase
 from groupstate.core.shelf import Shelf
 from groupstate.errors import UnknownGroup, UnsupportedLog
 
@@ -95,7 +95,7 @@ class Book:
         self._windows_out: dict[int, Window] = {}
         """What the batches that are out reported, in case they never reach anybody."""
         self._basis = "dispatch"
-        self._keeps_empty = False
+        self._kept_empty: frozenset[Phase] = frozenset()
         self._classes: frozenset[str] = frozenset()
         self._shelves: dict[ev.Partition, Shelf] = {}
         self._committed_at: deque[tuple[int, str]] = deque()
@@ -335,7 +335,7 @@ class Book:
             after = evolve(before, event, seq, at_ns)
         else:
             after = known[4]
-        if after.phase is before.phase:
+        if after.phase is before.phase and after.aged_from == before.aged_from:
             self.groups[group_id] = after
         else:
             self._put(before, after)
@@ -346,11 +346,11 @@ class Book:
         says."""
         if before.phase not in IN_FLIGHT or after.phase not in TERMINAL:
             return after
-        kept_empty = self._keeps_empty and after.phase is Phase.FAILURE and not after.trajectory_count
+        empty = not after.trajectory_count and after.partition == ev.TRAIN
         after = replace(
             after,
             ended_version=self.weight_version,
-            kept_empty=kept_empty and after.partition == ev.TRAIN,
+            kept_empty=empty and after.phase in self._kept_empty,
         )
         used = None if self._basis in {"dispatch", "target_version"} else versions_used(before)
         if used is None:
@@ -578,7 +578,7 @@ class Book:
             )
         self.rules = rules
         self._basis = basis
-        self._keeps_empty = rules.get("mode") == "sync" and rules.get("empty") == "keep"
+        self._kept_empty = kept_empty(rules)
         own = rules.get("datasets", {})
         classes = frozenset(name for name, settings in own.items() if settings.get("lag_max") is not None)
         if classes != self._classes:

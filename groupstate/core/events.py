@@ -73,6 +73,8 @@ class TrajectoryRecord(Stored, frozen=True):
     """Which weight version generated which response tokens; tokens of the environment are in none."""
     environment: tuple[tuple[int, int], ...] = ()
     """Ranges [start, stop) of response tokens that the environment wrote; they are masked in training."""
+    not_finite: tuple[str, ...] = ()
+    """Metrics whose value was no finite number: they have none in `metrics`, and are not missing either."""
 
 
 class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -222,6 +224,8 @@ class GroupRequeued(Event, tag=24, frozen=True):
     reason: str = ""
     by_rule: bool = False
     """The rules start a failed group over, and count how often."""
+    weight_version: int | None = None
+    """The stamp from here on, where the prompt was dispatched anew under this version; None: it keeps its own."""
 
 
 class RefillForfeited(Event, tag=25, frozen=True):

@@ -139,14 +139,15 @@ def _requeue(group: Group, rules: Rules) -> Requeue:
 
 
 def reasons_of(group: Group, lag: int, rules: Rules, *, damaged: bool = False) -> tuple[EvictReason, ...] | Missing:
-    """Why a terminal training group is evicted, alphabetically; empty if it is kept."""
+    """Why a terminal training group is evicted, alphabetically; empty if it is kept. The filter finds no value in one
+    that is kept without a trajectory."""
     reasons: list[EvictReason] = []
     ended = _ended_reason(group, rules, damaged)
     if ended is not None:
         reasons.append(ended)
     if is_stale(group, lag, rules):
         reasons.append("stale")
-    if rules.filter_metric is not None and group.phase is Phase.FINISHED and group.trajectory_count:
+    if rules.filter_metric is not None and group.phase is Phase.FINISHED and has_rows(group):
         flat = is_flat(group, rules)
         if isinstance(flat, Missing):
             if not reasons:
@@ -177,10 +178,11 @@ def is_flat(group: Group, rules: Rules) -> bool | Missing:
     not a standard deviation, because six times 0.7 has a floating-point deviation above zero."""
     assert rules.filter_metric is not None
     low, high, count = _range(group, rules) or (0.0, 0.0, 0)
-    if count < _expected(group, rules, count):
-        if rules.on_missing == "error":
-            return _missing(group, rules)
-        return rules.on_missing == "evict"
+    if count < max(1, _expected(group, rules, count)):
+        missing = _missing(group, rules)
+        if missing is None:
+            return False
+        return missing if rules.on_missing == "error" else rules.on_missing == "evict"
     if count == 1:
         return rules.on_singleton == "evict"
     if rules.spread == "std":
@@ -222,17 +224,21 @@ def _shared_value(group: Group, rules: Rules) -> float | None:
     return low if all_have_it and high - low <= rules.tolerance_for(group.dataset) else None
 
 
-def _missing(group: Group, rules: Rules) -> Missing:
-    """The first session that lacks the metric. There is one: a value for each was expected, and fewer came."""
+def _missing(group: Group, rules: Rules) -> Missing | None:
+    """The first session that lacks the metric; the first of all where the group is kept without a trajectory. None
+    where only values are left out that are no numbers, which are the same as no other."""
     metric = rules.filter_metric
     assert metric is not None
+    if not group.trajectory_count:
+        return Missing(group.group_id, 0, metric, ())
     last = None if rules.per == "trajectory" else -1
-    return next(
+    lacking = (
         Missing(group.group_id, number, metric, tuple(sorted(trajectory.metrics)))
         for number, session in enumerate(group.sessions)
         for trajectory in session.trajectories[last:]
-        if metric not in trajectory.metrics
+        if metric not in trajectory.metrics and metric not in trajectory.not_finite
     )
+    return next(lacking, None)
 
 
 def credit_of(reasons: tuple[EvictReason, ...], rules: Rules, *, unmet: bool) -> int:

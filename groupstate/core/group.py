@@ -78,7 +78,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     partition: ev.Partition
     dataset: str
     stamp: int
-    """Weight version at submission."""
+    """Weight version at submission, or when its prompt was dispatched anew."""
     version: int
     """Weight version that the rules' basis names (the stamp, for `dispatch`): the order of sampling."""
     aged_from: int
@@ -110,7 +110,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     oversample: int = 0
     """Sessions beyond those that the group needs."""
     kept_empty: bool = False
-    """It failed without a trajectory, and the rules keep it sampleable all the same."""
+    """It ended without a trajectory, and the rules keep it sampleable all the same."""
     rewound_to: int | None = None
     """Version of the mark that the run went back to while the group was made for a later one."""
     batch: int = 0
@@ -349,6 +349,8 @@ def _requeued(group: Group, event: ev.GroupRequeued, phase: Phase, seq: int, at_
         Session(attempt=session.attempt + 1, last_seq=seq, first_attempt=session.attempt + 1)
         for session in group.sessions
     )
+    if event.weight_version is not None:
+        group = replace(group, stamp=event.weight_version, rewound_to=None)
     return replace(
         group,
         kept=again,

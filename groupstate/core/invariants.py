@@ -369,7 +369,7 @@ class Checker:
             event.target_version,
         )
         group.begin([1] * event.size, self._seq)
-        group.aged_seq = self._seq
+        group.aged_seq = group.stamped_seq = self._seq
         self._groups[event.group_id] = group
         self._place(group, Phase.PENDING)
         window = self._window(event.partition)
@@ -452,8 +452,7 @@ class Checker:
         self._lift(group)
         group.ending, group.left_seq = phase, self._seq
         group.age(self._rules.basis)
-        unrewarded = phase is Phase.FAILURE and not group.rows and group.partition == ev.TRAIN
-        group.kept_empty = unrewarded and self._rules.keeps_empty
+        group.kept_empty = phase in self._rules.kept_empty and not group.rows and group.partition == ev.TRAIN
         self._place(group, phase)
 
     def _too_late(self, group: Tracked, what: str) -> str:
@@ -535,7 +534,9 @@ class Checker:
             self._check_requeue(group)
         self._lift(group)
         group.begin([attempt + 1 for attempt in group.attempts], self._seq)
-        group.aged_from, group.aged_seq = group.counts_from, group.submitted_seq
+        if event.weight_version is not None:
+            group.stamp, group.stamped_seq, group.rewound_to = event.weight_version, self._seq, None
+        group.aged_from, group.aged_seq = group.counts_from, group.stamped_seq
         if group.rewound_to is not None and group.rewound_to < group.aged_from:
             group.aged_from, group.aged_seq = group.rewound_to, group.rewound_seq
         self._place(group, Phase.PENDING)

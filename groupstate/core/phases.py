@@ -4,7 +4,8 @@ Rule 1: no phase is assigned anywhere else. Rule 2: a missing cell is an error (
 """
 
 import enum
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from groupstate.core import events as ev
 from groupstate.errors import IllegalTransition
@@ -77,6 +78,19 @@ TERMINAL: Final = frozenset({Phase.FINISHED, Phase.FAILURE})
 _RESTORED: Final = Restored.TERMINAL
 """By a name of its own: looking up an enum's member takes longer than all else that `next_phase` does."""
 IN_FLIGHT: Final = frozenset({Phase.PENDING, Phase.RUNNING})
+
+_KEPT_EMPTY: Final = {
+    ("sync", "keep"): frozenset({Phase.FAILURE}),
+    ("sync", "keep_finished"): frozenset({Phase.FINISHED}),
+    ("sync", "keep_all"): TERMINAL,
+    ("async", "keep_finished"): frozenset({Phase.FINISHED}),
+}
+"""By mode and `empty`. What isn't here has never kept any, in the logs of earlier versions either."""
+
+
+def kept_empty(rules: Mapping[str, Any]) -> frozenset[Phase]:
+    """The terminal phases in which a training group without a trajectory stays sampleable, by the rules of a log."""
+    return _KEPT_EMPTY.get((rules.get("mode"), rules.get("empty")), frozenset())  # type: ignore[arg-type]
 
 
 def next_phase(phase: Phase | None, kind: type[ev.Event], group_id: str, *, terminal: Phase | None = None) -> Phase:

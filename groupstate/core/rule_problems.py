@@ -48,10 +48,10 @@ def _sync_contradictions(rules: "Rules") -> list[str]:
 
 def _async_contradictions(rules: "Rules") -> list[str]:
     found = []
-    if rules.empty != "refill":
+    if rules.empty not in {"refill", "keep_finished"}:
         found.append(
-            f"empty {rules.empty!r} is for sync mode: async mode evicts every group without a trajectory, for one "
-            "refill; leave it out"
+            f"empty {rules.empty!r} is for sync mode: async mode evicts every failed group, and one without a "
+            "trajectory for one refill; leave it out, or take 'keep_finished'"
         )
     if rules.in_flight_batches_max != 1:
         found.append(

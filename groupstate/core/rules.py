@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from groupstate.core.phases import Phase, kept_empty
 from groupstate.core.presets import preset
 from groupstate.core.rule_problems import contradictions, problems
 from groupstate.core.typed_settings import Settings, unknown_key
@@ -121,9 +122,9 @@ class Rules(Settings, frozen=True, repr_omit_defaults=True):
 
     failure: Literal["keep", "refill"] = "keep"
     """Sync mode only: keep a failed group that has trajectories, or evict it for one refill. Async evicts."""
-    empty: Literal["refill", "drop", "keep"] = "refill"
-    """Sync mode only: a group without any trajectory is evicted for one refill, or for none; `keep`: a failed one
-    stays sampleable, with no row to train on."""
+    empty: Literal["refill", "drop", "keep", "keep_finished", "keep_all"] = "refill"
+    """A group without any trajectory is evicted for one refill, or (sync mode) for none; or it stays sampleable, with
+    no row to train on: a failed one (`keep`, sync mode), a finished one, or each (`keep_all`, sync mode)."""
     empty_session: Literal["fail", "allow"] = "fail"
     """A session that returns no trajectory has failed, or has finished with none."""
     survivors_min: int | None = None
@@ -220,9 +221,9 @@ class Rules(Settings, frozen=True, repr_omit_defaults=True):
         return self.mode == "sync" and self.filter_metric is not None
 
     @property
-    def keeps_empty(self) -> bool:
-        """A failed training group without a trajectory is sampleable."""
-        return self.mode == "sync" and self.empty == "keep"
+    def kept_empty(self) -> frozenset[Phase]:
+        """The terminal phases in which a training group without a trajectory is sampleable."""
+        return kept_empty({"mode": self.mode, "empty": self.empty})
 
     def evicts_failed(self) -> bool:
         return self.mode == "async" or self.failure == "refill"
@@ -277,7 +278,8 @@ class Rules(Settings, frozen=True, repr_omit_defaults=True):
             sync_refill_failed_groups: evict failed groups without a trajectory for a refill. Without `strict` that
                 is done in any case.
             strict: undo what groupstate does otherwise on purpose: numpy's standard deviation for the range,
-                and failed groups without a trajectory stay sampleable unless `sync_refill_failed_groups`.
+                and groups without a trajectory stay sampleable, failed ones unless `sync_refill_failed_groups`.
+                With a filter a finished one lacks its metric.
             changes: further settings of `Rules`; one that a parameter becomes, in its place and not beside it.
 
         Raises:
@@ -299,7 +301,7 @@ class Rules(Settings, frozen=True, repr_omit_defaults=True):
             per="trajectory",
             spread="std" if strict else "range",
             failure="keep",
-            empty="keep" if strict and not sync_refill_failed_groups else "refill",
+            empty=("keep_finished" if sync_refill_failed_groups else "keep_all") if strict else "refill",
             in_flight_batches_max=max_inflight_gen_batches,
             refill_multiple=gen_batch_size,
         )
@@ -339,7 +341,8 @@ class Rules(Settings, frozen=True, repr_omit_defaults=True):
             filter_groups_metric: metric of DAPO's filter; None for no filter.
             num_warmup_batches: batches that generation keeps ahead.
             strict: undo what groupstate does otherwise on purpose: numpy's standard deviation for the range,
-                and `wait` holds each partition by its own groups.
+                `wait` holds each partition by its own groups, and a finished group without a trajectory stays
+                sampleable. With a filter it lacks its metric.
             changes: further settings of `Rules`; one that a parameter becomes, in its place and not beside it.
 
         Raises:
@@ -357,6 +360,7 @@ class Rules(Settings, frozen=True, repr_omit_defaults=True):
             filter_metric=filter_groups_metric,
             per="trajectory",
             spread="std" if strict else "range",
+            empty="keep_finished" if strict else "refill",
             admission=PerBatch(warmup=num_warmup_batches),
         )
 

@@ -35,7 +35,7 @@ class Tracked:
     ending: Phase = Phase.FINISHED
     """Where it goes back to when it comes back from a batch."""
     kept_empty: bool = False
-    """It failed without a row, and the rules of then keep it sampleable."""
+    """It ended without a row, and the rules of then keep it sampleable."""
     rule_requeues: int = 0
     left_seq: int = 0
     """The event that ended it, evicted it or put it into a batch: the last one of these."""
@@ -45,6 +45,8 @@ class Tracked:
     """The lag of the batch that it came back from."""
     rewound_to: int | None = None
     """The mark's version, where the run went back to one that the group was too new for."""
+    stamped_seq: int = 0
+    """The event that `stamp` is known from."""
     starts: dict[int, int | None] = attrs.field(factory=dict)
     """Version of the first token per session, where it was known at the start."""
     begun_seq: int = 0

@@ -8,7 +8,6 @@ import array
 import math
 import operator
 import struct
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ needs to look further."""
 NUMBER_BYTES = 4
 """What a token id or a log-probability is kept in."""
 
-_TOP_BYTE = NUMBER_BYTES - 1 if sys.byteorder == "little" else 0
+_TOP_BYTE = NUMBER_BYTES - 1 if struct.pack("=H", 1) == struct.pack("<H", 1) else 0
 """Where the byte of a number lies whose first bit is its sign."""
 
 SHOWN_CHARS_MAX = 80
@@ -358,9 +357,19 @@ def record_of(index: int, row: Admitted) -> TrajectoryRecord:
 
 
 def record_without_tokens(
-    index: int, *, metrics: Any, prompt_tokens: Any, response_tokens: Any, spans: Any, who: str
+    index: int,
+    *,
+    metrics: Any,
+    prompt_tokens: Any,
+    response_tokens: Any,
+    spans: Any,
+    who: str,
+    not_finite: tuple[str, ...] = (),
 ) -> TrajectoryRecord:
     """The record of a row whose tokens lie elsewhere: only how many there are is known.
+
+    Args:
+        not_finite: metrics that are left out of `metrics`, since their value is no number.
 
     Raises:
         UnusableResult: a number that is not finite, a wrong type, spans that don't fit.
@@ -368,7 +377,11 @@ def record_without_tokens(
     try:
         counts = _count("prompt_tokens", prompt_tokens, who), _count("response_tokens", response_tokens, who)
         return TrajectoryRecord(
-            index, _metrics(Trajectory(metrics=metrics), who), *counts, _spans(spans, counts[1], who)
+            index,
+            _metrics(Trajectory(metrics=metrics), who),
+            *counts,
+            _spans(spans, counts[1], who),
+            not_finite=not_finite,
         )
     except UnusableResult:
         raise

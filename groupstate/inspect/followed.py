@@ -38,7 +38,7 @@ class Followed:
         self.size = event.size
         self.submitted_at_ns = at_ns
         self.version = version
-        """Current when it was submitted."""
+        """Current when it was submitted, or dispatched anew."""
         self.phase = Phase.PENDING
         self.terminal = Phase.FINISHED
         self.sampleable = False
@@ -90,8 +90,13 @@ class Followed:
                 self.answers += 1
         return tokens
 
-    def start_over(self) -> None:
-        """All that its sessions yielded is dropped."""
+    def start_over(self, weight_version: int | None) -> None:
+        """All that its sessions yielded is dropped.
+
+        Args:
+            weight_version: of which its prompt was dispatched anew; None where it keeps its own.
+        """
+        self.version = self.version if weight_version is None else weight_version
         self.open.clear()
         self.phase = Phase.PENDING
         self.sampleable = False

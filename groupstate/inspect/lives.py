@@ -15,7 +15,7 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.book import MARKS_KEPT, Book
 from groupstate.core.group import Group
-from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase
+from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, kept_empty
 from groupstate.errors import LogError
 
 REQUEUED: Final = "requeued"
@@ -197,7 +197,7 @@ class Lives:
         self.last_ns = 0
         self._listener = listener
         self._number = 0
-        self._keeps_empty = False
+        self._kept_empty: frozenset[Phase] = frozenset()
         self._marks: list[int] = []
         self._commits: deque[tuple[int, Draw | None, tuple[Life, ...]]] = deque()
         """Commits that a mark could undo."""
@@ -268,11 +268,10 @@ class Lives:
         self._listener.phase_ended(life, at_ns)
         self.in_flight[life.partition] += (phase in IN_FLIGHT) - (life.phase in IN_FLIGHT)
         life.phase, life.phase_ns, life.phase_seq = phase, at_ns, seq
-        empty_kept = phase is Phase.FAILURE and self._keeps_empty and life.terminal_seq == seq
         if phase not in TERMINAL:
             ready = False
         elif life.terminal_seq == seq:
-            ready = life.rows > 0 or life.partition == ev.VALIDATION or empty_kept
+            ready = life.rows > 0 or life.partition == ev.VALIDATION or phase in self._kept_empty
         else:
             ready = True  # it comes back from a batch, so it could be sampled
         self.sampleable[life.partition] += ready - life.ready
@@ -307,6 +306,7 @@ class Lives:
             self._listener.retried(life, session, at_ns)
         life.retries.clear()
         life.requeue_count += 1
+        life.stamp = life.stamp if event.weight_version is None else event.weight_version
         life.dropped_tokens += life.response_tokens
         life.rows = life.response_tokens = life.finished_count = 0
         life.rewards.clear()
@@ -420,7 +420,7 @@ class Lives:
 
     def _opened(self, event: ev.RunStarted | ev.RunRecovered, seq: int, at_ns: int) -> None:
         self.openings += 1
-        self._keeps_empty = event.rules.get("mode") == "sync" and event.rules.get("empty") == "keep"
+        self._kept_empty = kept_empty(event.rules)
         for draw in self.waiting.values():
             # Who waited has gone with his process; when, nobody wrote down: after the last event that it wrote.
             self._give_up(draw, "lost", "the process of who waited was gone", seq, self.last_ns)
@@ -476,7 +476,7 @@ class Lives:
         """What a book knows of its live groups, waits and batches."""
         self.last_ns = book.last_at_ns
         self.openings = book.openings
-        self._keeps_empty = book.rules.get("mode") == "sync" and book.rules.get("empty") == "keep"
+        self._kept_empty = kept_empty(book.rules)
         self._marks = [mark.seq for mark in book.marks]
         self.version = Version(book.weight_version, book.lineage, "snapshot", book.last_seq, None)
         for group in sorted((*book.aside.values(), *book.groups.values()), key=lambda group: group.submitted_seq):

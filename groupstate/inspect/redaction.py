@@ -73,7 +73,7 @@ _OWN_TEXTS: Final = re.compile(
         (
             "cancelled|damaged|recovery|released|closed|batch full|source exhausted|admission|no source|source failed",
             "it came without a place, or with another size|a group in flight is at the lag bound",
-            "the session cancelled itself|SIG[A-Z]{1,8}",
+            "the session cancelled itself|SIG[A-Z]{1,8}|its prompt was dispatched anew outside",
             rf"no result within session_deadline_s {_NUMBER}|the group did not end within group_deadline_s {_NUMBER}",
             rf"it ignored its cancellation for {_NUMBER} s|it ended behind mark {_NUMBER}, which the run went back to",
         )
@@ -143,6 +143,9 @@ class Redactor:
 
     def metrics(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {self.metric(name): value for name, value in values.items()}
+
+    def metric_names(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(map(self.metric, names))
 
     def worker(self, name: str) -> str:
         return self.token("worker", name)
@@ -349,7 +352,7 @@ DECISIONS: Final[dict[type, dict[str, Any]]] = {
         "message": R.reason,
         **dict.fromkeys(("reasons", "lag", "credit", "shared_value")),
     },
-    ev.GroupRequeued: {"group_id": R.group, "reason": R.reason, "by_rule": KEPT},
+    ev.GroupRequeued: {"group_id": R.group, "reason": R.reason, "by_rule": KEPT, "weight_version": KEPT},
     ev.RefillForfeited: {"count": KEPT, "reason": R.reason},
     ev.SessionStarted: {
         "group_id": R.group,
@@ -380,6 +383,7 @@ DECISIONS: Final[dict[type, dict[str, Any]]] = {
     # Parts of events
     ev.TrajectoryRecord: {
         "metrics": R.metrics,
+        "not_finite": R.metric_names,
         **dict.fromkeys(("index", "prompt_tokens", "response_tokens", "spans", "environment")),
     },
     ev.VersionSpan: dict.fromkeys(("start", "stop", "weight_version")),

@@ -14,7 +14,7 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.book import MARKS_KEPT, Book
-from groupstate.core.phases import Phase
+from groupstate.core.phases import Phase, kept_empty
 from groupstate.errors import BadInput
 from groupstate.inspect.followed import Followed
 from groupstate.inspect.tallies import (
@@ -92,7 +92,8 @@ class Tally:
         self._owed = 0
         self._ready = self._in_flight = self._open = 0
         """Training groups that are sampleable or in flight, and their open attempts."""
-        self._held = self._exhausted = self._keeps_empty = False
+        self._held = self._exhausted = False
+        self._kept_empty: frozenset[Phase] = frozenset()
         self._survival: dict[str, dict[Any, Fates]] = {
             name: {} for name in ("dataset", "cause", "prompt_length", "answer_tokens", "reward")
         }
@@ -309,7 +310,7 @@ class Tally:
         self._ended(self._groups[event.group_id], Phase.FAILURE, record)
 
     def _ended(self, group: Followed, phase: Phase, record: ev.Record) -> None:
-        group.sampleable = bool(group.rows) or (self._keeps_empty and phase is Phase.FAILURE)
+        group.sampleable = bool(group.rows) or phase in self._kept_empty
         group.terminal = phase
         self._move(group, phase)
         group.ended_at_ns, group.ended_version = record.at_ns, self._version
@@ -328,7 +329,7 @@ class Tally:
         self._now.totals[REQUEUED] += 1
         self._now.thrown_tokens[REQUEUED] += group.tokens
         self._counted(group, -1)
-        group.start_over()
+        group.start_over(event.weight_version)
         self._counted(group, 1)
 
     def _evicted(self, event: ev.GroupEvicted, record: ev.Record) -> None:
@@ -427,7 +428,7 @@ class Tally:
     def _under(self, rules: dict[str, Any]) -> None:
         if not self._metric_said and rules.get("filter_metric"):
             self._metric, self._metric_said = rules["filter_metric"], True
-        self._keeps_empty = rules.get("mode") == "sync" and rules.get("empty") == "keep"
+        self._kept_empty = kept_empty(rules)
 
     def _at_version(self, weight_version: int, lineage: int, record: ev.Record) -> None:
         self._version, self._lineage = weight_version, lineage

@@ -164,6 +164,8 @@ def rows_in_words(rows: tuple[ev.TrajectoryRecord, ...], *, stretches: bool = Fa
         parts.append(f"of version {joined(map(str, versions))}")
     if rows and rows[-1].metrics:
         parts.append(values_of(rows[-1].metrics))
+    if rows and rows[-1].not_finite:
+        parts.append(f"no number: {joined(rows[-1].not_finite)}")
     return ", ".join(parts)
 
 
@@ -244,7 +246,10 @@ _WORDS: Final[dict[type[ev.Event], Callable[[Any], str]]] = {
     ev.GroupFinished: lambda e: f"{name_of(e.group_id)}{': partial' if e.partial else ''}",
     ev.GroupFailed: _group_failed,
     ev.GroupEvicted: _evicted,
-    ev.GroupRequeued: lambda e: f"{name_of(e.group_id)}: {e.reason or 'no reason given'}",
+    ev.GroupRequeued: lambda e: (
+        f"{name_of(e.group_id)}: {e.reason or 'no reason given'}"
+        f"{'' if e.weight_version is None else f', stamp {e.weight_version}'}"
+    ),
     ev.RefillForfeited: lambda e: f"{counted(e.count, 'refill')}: {e.reason}",
     ev.SessionStarted: _started,
     ev.SessionFinished: _finished,

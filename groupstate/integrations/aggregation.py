@@ -3,7 +3,8 @@
 Rule 1: what becomes of a metric is said by its name, by the first pattern that it matches; a name that matches none is
 a mean.
 Rule 2: sums and means are exact and rounded once, so that the order of mini-batches changes nothing.
-Rule 3: a value that is not finite would make a mean say nothing about all others. It is left out and counted, under
+Rule 3: what a rule of the user's own raises costs its metric alone, and is told with the metric's name and the rule's.
+Rule 4: a value that is not finite would make a mean say nothing about all others. It is left out and counted, under
 `NAME/not_finite`, or refused.
 """
 
@@ -15,7 +16,7 @@ from fractions import Fraction
 from typing import Any, Final, Literal, Protocol, get_args
 
 from groupstate.core.arguments import shown, string
-from groupstate.errors import BadInput, BadSettings
+from groupstate.errors import BadInput, BadSettings, GroupstateError
 
 Kind = Literal["mean", "sum", "max", "min", "last", "histogram"]
 
@@ -69,6 +70,15 @@ class Accumulator(Protocol):
         ...
 
 
+class AggregationError(GroupstateError):
+    """A rule of the user's own raised, or gave what is no number. All other metrics are as if it hadn't."""
+
+    def __init__(self, text: str, metrics: Mapping[str, float]) -> None:
+        self.metrics = dict(metrics)
+        """What the interval comes to without it; empty where `add` raises."""
+        super().__init__(text)
+
+
 class Aggregator:
     def __init__(
         self,
@@ -92,10 +102,12 @@ class Aggregator:
         self._rules = [(pattern, _factory(pattern, rule)) for pattern, rule in (rules or {}).items()]
         self._rules += [(pattern, _KINDS[kind]) for pattern, kind in RULES.items()]
         self._refuses = on_not_finite == "refuse"
-        self._makers: dict[str, Callable[[], Accumulator]] = {}
-        """Which rule a name has: patterns are looked through once for each name."""
+        self._makers: dict[str, tuple[str, Callable[[], Accumulator]]] = {}
+        """Which pattern a name has, and its rule: patterns are looked through once for each name."""
         self._gathered: dict[str, Accumulator] = {}
         self._not_finite: Counter[str] = Counter()
+        self._given_up: set[str] = set()
+        """Metrics whose rule raised in `add`: what it has of the interval can't be told from what it lacks."""
 
     def add(self, metrics: Mapping[str, Any], *, weight: float = 1.0) -> None:
         """Take in one mini-batch.
@@ -106,6 +118,8 @@ class Aggregator:
 
         Raises:
             BadInput: a name, a value or a weight that can't be; nothing of the mini-batch was taken.
+            AggregationError: a rule of your own raised. All other metrics of the mini-batch were taken, and this one
+                is left out of the interval.
         """
         if not isinstance(metrics, Mapping):
             raise BadInput(f"metrics is {shown(metrics)}; it must be a dict of names and numbers")
@@ -113,32 +127,66 @@ class Aggregator:
         values = {string("the name of a metric", name): _values(name, value) for name, value in metrics.items()}
         if self._refuses:
             _refuse(values)
+        failed: dict[str, Exception] = {}
         for name, numbers in values.items():
-            for number in numbers:
-                if math.isfinite(number):
+            finite = [number for number in numbers if math.isfinite(number)]
+            if len(finite) < len(numbers):
+                self._not_finite[name] += len(numbers) - len(finite)
+            if name in self._given_up:
+                continue
+            try:
+                for number in finite:
                     self._accumulator(name).add(number, whole_weight)
-                else:
-                    self._not_finite[name] += 1
+            except Exception as error:
+                failed[name] = error
+                self._given_up.add(name)
+                self._gathered.pop(name, None)
+        self._tell(failed, {})
 
     def take(self) -> dict[str, float]:
-        """What the interval comes to, by name; the next one begins empty. A metric without a value isn't in it."""
+        """What the interval comes to, by name; the next one begins empty. A metric without a value isn't in it.
+
+        Raises:
+            AggregationError: a rule of your own raised, or gave what is no number. The interval is over all the same,
+                and the error's `metrics` are all others.
+        """
         found: dict[str, float] = {}
+        failed: dict[str, Exception] = {}
         for name, accumulator in self._gathered.items():
-            value = accumulator.value()
-            if isinstance(value, Mapping):
-                found |= {f"{name}/{part}": float(number) for part, number in value.items()}
-            elif value is not None:
-                found[name] = float(value)
+            try:
+                found |= _numbers(name, accumulator.value())
+            except Exception as error:
+                failed[name] = error
         found |= {f"{name}/not_finite": float(count) for name, count in self._not_finite.items()}
         self._gathered, self._not_finite = {}, Counter()
+        self._given_up.clear()
+        self._tell(failed, found)
         return found
 
     def _accumulator(self, name: str) -> Accumulator:
         if name not in self._gathered:
             if name not in self._makers:
-                self._makers[name] = next(make for pattern, make in self._rules if fnmatch.fnmatchcase(name, pattern))
-            self._gathered[name] = self._makers[name]()
+                self._makers[name] = next(rule for rule in self._rules if fnmatch.fnmatchcase(name, rule[0]))
+            self._gathered[name] = self._makers[name][1]()
         return self._gathered[name]
+
+    def _tell(self, failed: Mapping[str, Exception], metrics: Mapping[str, float]) -> None:
+        """Say which rules failed, if some did."""
+        if not failed:
+            return
+        texts = []
+        for name, error in failed.items():
+            pattern, make = self._makers[name]
+            rule = getattr(make, "__qualname__", shown(make))
+            texts.append(f"metric {name!r}: its rule {rule} (for {pattern!r}) failed: {type(error).__name__}: {error}")
+        raise AggregationError("; ".join(texts), metrics) from next(iter(failed.values()))
+
+
+def _numbers(name: str, value: Any) -> dict[str, float]:
+    """What a rule gave, by name; none for None."""
+    if isinstance(value, Mapping):
+        return {f"{name}/{part}": float(number) for part, number in value.items()}
+    return {} if value is None else {name: float(value)}
 
 
 class Mean:
@@ -237,7 +285,11 @@ def _factory(pattern: str, rule: Any) -> Callable[[], Accumulator]:
     if isinstance(rule, str) and rule in _KINDS:
         return _KINDS[rule]
     if callable(rule):
-        made = rule()
+        try:
+            made = rule()
+        except Exception as error:
+            text = f"no object of it can be made: {type(error).__name__}: {error}"
+            raise BadSettings(f"the rule for {pattern!r} is {shown(rule)}; {text}") from error
         if all(callable(getattr(made, part, None)) for part in ("add", "value")):
             return rule  # type: ignore[no-any-return]
     raise BadSettings(

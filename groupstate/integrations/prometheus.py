@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
-from groupstate.core.arguments import string
+from groupstate.core.arguments import integer, string
 from groupstate.errors import BadSettings, MissingExtra
 from groupstate.integrations.counting import Figures, behind, in_recording_thread
 from groupstate.integrations.figures import METRICS, Distribution, Labels, Metric, Value
@@ -20,6 +20,8 @@ try:
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
     raise MissingExtra("groupstate.integrations.prometheus", "prometheus_client", "prometheus") from error
+
+PORT_MAX: Final = 65_535
 
 PORT: Final = 9_464
 """Where metrics are served without another word; the port that OpenTelemetry's exporter for Prometheus has too."""
@@ -66,12 +68,13 @@ class PrometheusMetrics:
             The port.
 
         Raises:
-            BadSettings: it is served already, or closed.
+            BadSettings: it is served already, or closed; or there is no such port.
             OSError: the port is taken.
         """
         if self._closed or self._server is not None:
             raise BadSettings(f"the metrics are {'closed' if self._closed else 'served already'}")
-        self._server = start_http_server(port, host, self._registry)
+        number = integer("port", port, least=0, most=PORT_MAX, error=BadSettings)
+        self._server = start_http_server(number, string("host", host, error=BadSettings), self._registry)
         return int(self._server[0].server_port)
 
     def close(self) -> None:

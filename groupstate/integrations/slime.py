@@ -169,6 +169,7 @@ class _Work:
         self._stack = stack
         self._args = args
         self._drawn: dict[int, list[Any]] = {}
+        """By the number of the draw, which is the prompt's position in the source."""
         self._numbers = itertools.count()
         self._made: dict[str, dict[int, Any]] = {}
         """By group and session, what `generate_and_rm` returned: a sample, or a list of some."""
@@ -215,6 +216,11 @@ class _Work:
         for group_id in [known for known in self._number_of if known in handed or known not in run.book.groups]:
             self._made.pop(group_id, None)
             self._drawn.pop(self._number_of.pop(group_id), None)
+        # What left before a session of it began is in neither. Prompts are submitted in the order of their draws.
+        live = {group.source_position for group in run.book.groups.values()}
+        submitted = run.book.source_position
+        for number in [number for number in self._drawn if number < submitted and number not in live]:
+            del self._drawn[number]
         return sorted(groups, key=_first_index)
 
 
@@ -401,7 +407,7 @@ def _rule_problems(args: Any, rules: Rules) -> list[str]:
     short = {
         "survivors_min": rules.survivors_min is not None,
         "failure: keep": rules.mode == "sync" and rules.failure == "keep",
-        "empty: keep": rules.mode == "sync" and rules.empty == "keep",
+        f"empty: {rules.empty}": bool(rules.kept_empty),
         "empty_session: allow": rules.empty_session == "allow",
     }
     for name in [name for name, is_so in short.items() if is_so]:

@@ -20,7 +20,7 @@ import queue
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +35,17 @@ from groupstate.core.trajectory import Trajectory, metrics_of
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import BadInput, BadMark, BadSettings, MissingExtra, RunIsClosed
 from groupstate.log.rundir import RunDir
+from groupstate.logs import Logger
 from groupstate.runtime.opening import open_run
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.run import Run
-from groupstate.runtime.session import SessionContext, SessionFunction
+from groupstate.runtime.session import SessionContext, SessionFunction, describe
 from groupstate.runtime.sources import IteratorSource, ListSource
 
 if TYPE_CHECKING:
     from groupstate.engines.openai import OpenAIEngine
+
+log = Logger("groupstate.trl")
 
 TESTED = "1.16.0"
 """The version of trl that the tests run."""
@@ -293,13 +296,22 @@ class RolloutWorker:
         return count * int(self._options["group_size"])
 
 
+@attrs.frozen(eq=False)
+class _Held:
+    """Rows of one batch that the trainer hasn't taken yet."""
+
+    answer: "Future[Batch] | None"
+    """What the batch came with."""
+    batch: int = 0
+    rows: collections.deque[Any] = attrs.field(factory=collections.deque)
+
+
 class RowBuffer:
     """What the trainer takes rows from, in place of a queue: it asks the run when it is empty."""
 
     def __init__(self, worker: RolloutWorker) -> None:
         self._worker = worker
-        self._rows: collections.deque[Any] = collections.deque()
-        self._batch = 0
+        self._held = _Held(None)
         self._more = 0
         """Rows that were sampleable when the run was last asked."""
         self._asked: Future[Batch] | None = None
@@ -311,23 +323,26 @@ class RowBuffer:
             queue.Empty: not within `timeout` seconds. The run goes on looking for a batch.
             SampleError, RolloutDied, LogFailed: as `sample` raises them.
         """
-        if not self._rows:
+        if not self._held.rows:
             self._draw(timeout if block else 0.0)
-        row = self._rows.popleft()
-        if not self._rows:
-            self._worker.handed(self._batch)
+        held = self._held
+        row = held.rows.popleft()
+        if not held.rows:
+            self._worker.handed(held.batch)
         return row
 
     def _draw(self, timeout: float | None) -> None:
-        if self._asked is None:
+        if self._asked is self._held.answer:
             self._asked = self._worker.ask()
         asked = self._asked
+        assert asked is not None
         if not wait({asked}, timeout).done:
             raise queue.Empty
-        self._asked = None
+        if asked.cancelled() or asked.exception() is not None:
+            self._held = _Held(asked)  # It is told once; the next call asks anew.
         batch = asked.result()
-        self._batch = batch.number
-        self._rows.extend(self._worker.rows_of(batch))
+        # All at once: whoever is interrupted before it gets the same answer again, and after it has its rows.
+        self._held = _Held(asked, batch.number, collections.deque(self._worker.rows_of(batch)))
         self._more = self._worker.sampleable_rows()
 
     def get_nowait(self) -> Any:
@@ -335,19 +350,19 @@ class RowBuffer:
 
     def qsize(self) -> int:
         """Rows that are here, and about as many as were sampleable when the run was last asked."""
-        return len(self._rows) + self._more
+        return len(self._held.rows) + self._more
 
     def put_nowait(self, row: Any) -> None:
         raise BadInput("rows come from the run: submit prompts, or dispatch them by worker.run.pending()")
 
     def forget(self) -> None:
-        """What the trainer hasn't taken stays in the run."""
-        self._rows.clear()
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            asked.cancel()
-            with contextlib.suppress(Exception, CancelledError):
-                asked.result()
+        """What the trainer hasn't taken stays in the run. An error that it no longer waits for is told as a warning."""
+        asked, answer = self._asked, self._held.answer
+        self._held, self._asked = _Held(None), None
+        if asked is None or asked is answer or asked.cancel():
+            return
+        if (error := asked.exception()) is not None:
+            log.warning("the trainer stopped before it heard of an error", error=describe(error))
 
 
 def _was_begun(path: Any) -> bool:

@@ -48,6 +48,7 @@ from groupstate.runtime.reported import (
     ENDED,
     SIZE_MAX,
     Listing,
+    Mark,
     Reported,
     ReportedRow,
     RowKey,
@@ -96,8 +97,8 @@ class Sampled:
 class _Seen:
     """What a listing said of a group last."""
 
-    mark: tuple[str, int] | None = None
-    """Status and number of trajectories when it was taken in; None if it never was, or must be looked at again."""
+    mark: Mark | None = None
+    """When it was taken in; None if it never was, or must be looked at again."""
     keys: frozenset[tuple[int, int]] | None = None
     """Trajectories that were known once the group had ended."""
     problem: str = ""
@@ -105,12 +106,22 @@ class _Seen:
 
 
 class StatusFeed:
-    def __init__(self, ledger: Ledger, controller: Controller, *, group_size: int, steps: Steps | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        controller: Controller,
+        *,
+        group_size: int,
+        steps: Steps | None = None,
+        restamps: bool = False,
+    ) -> None:
         """
         Args:
             controller: one without a source.
             group_size: sessions of a group whose size isn't reported.
             steps: what the log was given as `later`.
+            restamps: a group in flight that is reported with another stamp than it has was dispatched anew: it starts
+                over and counts from that stamp. Else it keeps its own.
 
         Raises:
             BadSettings: the log needs an event loop, or the controller draws prompts by itself.
@@ -129,6 +140,7 @@ class StatusFeed:
         self.explanation: Explanation | None = None
         """Why the latest `sample_now` had nothing to give; None if it gave a batch."""
         self._steps = steps or Steps()
+        self._restamps = restamps
         self._sampler = Sampler(controller)
         self._seen: dict[str, _Seen] = {group_id: _Seen() for group_id in self.book.groups}
         self._evicted: dict[str, None] = {}
@@ -149,6 +161,7 @@ class StatusFeed:
         weight_version: int | None = None,
         resume: Callable[[Ledger], CheckpointMark | None] = lambda ledger: None,
         steps: Steps | None = None,
+        restamps: bool = False,
         snapshot_events: int = EVENTS_PER_SNAPSHOT,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> "StatusFeed":
@@ -158,13 +171,15 @@ class StatusFeed:
             resume: says which mark to go back to in a log that is gone on with; None for none. The mark's weight
                 version then counts, in place of `weight_version`. It may commit batches that would come back.
             steps: what the log was given as `later`.
+            restamps: see the constructor.
             snapshot_events: events between two snapshots, which make beginning again quick; written on this thread.
         """
         snapshot_events = checked_events(snapshot_events)
         weight_version = integer_or_none("weight_version", weight_version, error=BadSettings)
         ledger = Ledger(event_log, rules, clock_ns=clock_ns)
         recovery.load(ledger)
-        feed = cls(ledger, Controller(ledger, None, group_size=group_size), group_size=group_size, steps=steps)
+        controller = Controller(ledger, None, group_size=group_size)
+        feed = cls(ledger, controller, group_size=group_size, steps=steps, restamps=restamps)
         Keeping(ledger, events=snapshot_events)
         if not feed.book.run_id:
             run_id = str(getattr(event_log, "log_id", "memory"))
@@ -196,7 +211,7 @@ class StatusFeed:
 
     def observe(self, listing: Listing) -> None:
         """Take in what changed since the listing before. Costs one look at each group, and work for those that
-        changed: another status, or another number of trajectories.
+        changed: another status, another number of trajectories, or another stamp.
 
         Raises:
             LogFailed: the log is broken.
@@ -248,6 +263,10 @@ class StatusFeed:
         group = self.book.groups.get(group_id)
         if group is None or not group.in_flight:
             return self._after_end(group_id, group, report, seen)
+        if self._restamps and report.stamp != group.stamp:
+            text = "its prompt was dispatched anew outside"
+            self.ledger.record(ev.GroupRequeued(group_id, text, weight_version=report.stamp))
+            group = self.book.groups[group_id]
         if report.status in ENDED:
             seen.keys = frozenset(report.rows)
             self._end(group, report)

@@ -54,6 +54,8 @@ class ReportedRow:
     """What is known of one trajectory; its tokens stay outside."""
 
     metrics: Mapping[str, float] = attrs.field(factory=dict)
+    not_finite: tuple[str, ...] = ()
+    """Metrics that are left out of these, since their value is no number; in `metrics` it costs the session."""
     prompt_tokens: int = 0
     response_tokens: int = 0
     spans: tuple[ev.VersionSpan, ...] = ()
@@ -81,8 +83,14 @@ Listing = Mapping[str, Reported]
 """By group id: every group that the system outside holds."""
 
 
-def mark_of(report: Any) -> tuple[str, int] | None:
-    return (report.status, len(report.rows)) if isinstance(report, Reported) and _has_rows(report) else None
+Mark = tuple[str, int, int]
+"""What of a report may change: status, number of trajectories, stamp."""
+
+
+def mark_of(report: Any) -> Mark | None:
+    if not isinstance(report, Reported) or not _has_rows(report):
+        return None
+    return report.status, len(report.rows), report.stamp
 
 
 def _has_rows(report: Reported) -> bool:
@@ -123,6 +131,7 @@ def record_of_row(index: int, row: Any, who: str) -> ev.TrajectoryRecord:
         metrics=row.metrics,
         prompt_tokens=row.prompt_tokens,
         response_tokens=row.response_tokens,
+        not_finite=row.not_finite,
         spans=row.spans if row.versions is None else _spans(row.versions, row.response_tokens, who),
         who=who,
     )

@@ -9,6 +9,7 @@ Rule 3: every tracker that was started is finished exactly once, with a code tha
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -36,6 +37,10 @@ QUEUED_CALLS_MAX: Final = 1_000
 
 FINISH_S: Final = 60.0
 """Seconds that trackers get together to finish, since some send the last of what they have only then."""
+
+SLICE_S: Final = 0.1
+"""Seconds that are waited for trackers at a time. Python handles a signal only once its main thread wakes, and one that
+came to another thread doesn't wake it."""
 
 FAILED: Final = 1
 SIGNAL_CODE: Final = 128
@@ -112,6 +117,10 @@ class TrackerThread:
         # A daemon: one that hangs for good must not keep the program from ending.
         self._thread = threading.Thread(target=self._work, name=f"tracker {self.name}", daemon=True)
 
+    @property
+    def tracker(self) -> Tracker:
+        return self._tracker
+
     def start(self) -> None:
         self._thread.start()
 
@@ -132,22 +141,28 @@ class TrackerThread:
         """Finish once everything before is done. The first of several codes counts."""
         self._calls.put(exit_code)
 
+    def is_alive(self) -> bool:
+        """It runs; a signal may come while only some have been started."""
+        return self._thread.is_alive()
+
     def join(self, timeout_s: float) -> None:
-        # A signal may come while only some have been started.
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
 
     def state(self) -> TrackerState:
         return TrackerState(self.name, self._logged, self._failed, self._dropped, self._first_error, self._finished)
 
     def _work(self) -> None:
+        self._make_calls()
+        _IN_USE.pop(id(self._tracker), None)
+        self.ended.set_result(None)
+
+    def _make_calls(self) -> None:
         try:
             getattr(self._tracker, "start", _nothing)()
         except BaseException as error:
             self._failed += 1
             self._first_error = describe(error)
             self.started.set_exception(error)
-            self.ended.set_result(None)
             return
         self.started.set_result(None)
         while not isinstance(call := self._calls.get(), int):
@@ -155,7 +170,6 @@ class TrackerThread:
                 self._logged += 1
         exit_code = call
         self._finished = self._made(lambda tracker: tracker.finish(exit_code))
-        self.ended.set_result(None)
 
     def _made(self, call: Call) -> bool:
         """Make a call; whether it went well."""
@@ -175,6 +189,29 @@ def _nothing() -> None:
     pass
 
 
+_IN_USE: Final[dict[int, tuple[Tracker, int]]] = {}
+"""By its id: trackers whose threads haven't ended, and the process that they run in. A fork has none of the threads."""
+_CLAIMING: Final = threading.Lock()
+
+
+def _claim(threads: Sequence[TrackerThread]) -> None:
+    """Nobody else may use these trackers until their threads have ended.
+
+    Raises:
+        BadSettings: somebody does.
+    """
+    process = os.getpid()
+    with _CLAIMING:
+        for thread in threads:
+            if _IN_USE.get(id(thread.tracker), (None, 0))[1] == process:
+                raise BadSettings(
+                    f"the tracker {thread.name!r} is in use: another run has it that is still open, or that gave it up "
+                    "while it was finishing. Numbers of two runs would be mixed, and it would be finished twice; give "
+                    "each run a tracker of its own"
+                )
+        _IN_USE.update({id(thread.tracker): (thread.tracker, process) for thread in threads})
+
+
 class Tracking:
     """All trackers of one run."""
 
@@ -192,6 +229,8 @@ class Tracking:
         self._over = False
         self._until: float | None = None
         """When whoever hasn't finished is given up."""
+        self._given_up = False
+        """A second signal came while they finish: nobody waits for them any more."""
         self._watch = SignalWatch(self._note, lambda number: self._end(SIGNAL_CODE + number), self._wait_now)
         self.signal: int | None = None
         """The last signal that came to end the program."""
@@ -205,10 +244,12 @@ class Tracking:
         """Start every tracker.
 
         Raises:
+            BadSettings: one of them is in use by another run; none was started.
             Whatever the first one raised that couldn't start; `finish` is due all the same, for those that could.
         """
         if not self._threads:
             return
+        _claim(self._threads)
         self._begun = True
         self._watch.install()
         for thread in self._threads:
@@ -221,7 +262,8 @@ class Tracking:
         self._book = book
 
     async def finish(self, exit_code: int) -> None:
-        """Finish every tracker and wait for it, whoever is cancelled meanwhile; only the first call does anything.
+        """Finish every tracker and wait for it, whoever is cancelled meanwhile, but not after a second signal; only the
+        first call does anything.
 
         Raises:
             CancelledError: the caller was cancelled while it waited.
@@ -233,14 +275,16 @@ class Tracking:
         until = self._end(exit_code)
         cancelled: asyncio.CancelledError | None = None
         pending = {asyncio.wrap_future(thread.ended) for thread in self._threads}
-        with anyio.CancelScope(shield=True):
-            while pending and time.monotonic() < until:
-                try:
-                    _, pending = await asyncio.wait(pending, timeout=until - time.monotonic())
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        self._watch.remove()
-        self._tell()
+        try:
+            with anyio.CancelScope(shield=True):
+                while pending and not self._given_up and (left_s := until - time.monotonic()) > 0:
+                    try:
+                        _, pending = await asyncio.wait(pending, timeout=min(left_s, SLICE_S))
+                    except asyncio.CancelledError as error:
+                        cancelled = error
+        finally:
+            self._watch.remove()
+            self._tell()
         if cancelled is not None:
             raise cancelled
 
@@ -253,7 +297,8 @@ class Tracking:
     def _wait_now(self) -> None:
         assert self._until is not None
         for thread in self._threads:
-            thread.join(max(0.0, self._until - time.monotonic()))
+            while not self._given_up and thread.is_alive() and (left_s := self._until - time.monotonic()) > 0:
+                thread.join(min(left_s, SLICE_S))
         self._tell()
 
     @contextlib.contextmanager
@@ -267,6 +312,9 @@ class Tracking:
             self._watch.remove()
 
     def _note(self, number: int) -> None:
+        """A signal came. A second one while trackers finish says that whoever sent it won't wait for them."""
+        if self.signal is not None and self._over:
+            self._given_up = True
         self.signal = number
 
     def _end(self, exit_code: int) -> float:
@@ -281,6 +329,8 @@ class Tracking:
     def _tell(self) -> None:
         """Say which trackers lack something."""
         for state in self.states():
+            if self._given_up and not state.finished:
+                log.warning("a tracker was left unclosed, since a second signal came", tracker=state.name)
             if not state.is_whole:
                 log.warning(
                     "a tracker did not get everything",

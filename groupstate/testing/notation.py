@@ -11,7 +11,7 @@ sessions `g7.0`; where a session belongs, the bare group id means all of them in
                     (where versions are fewer, the last is that of the rest), `|` between trajectories, `nothing` for
                     none at all; attempt=
     fail ID[.S]     a kind of failure (default error), `retryable`; attempt=
-    cancel ID, requeue ID
+    cancel ID, requeue ID   (requeue: stamp= where its prompt is dispatched anew under that version)
     publish V, exhausted, mark [NAME], wait SECONDS, close
     sample N        partition= version=; served at once if it can be, else it waits
     withdraw [N]    the N-th sample(), from 1, stops waiting; without N the latest
@@ -290,7 +290,8 @@ class Story:
         self.controller.settle()
 
     def _requeue(self, words: list[str]) -> None:
-        self.record(ev.GroupRequeued(words[0], "told so"))
+        stamp = _options(words[1:]).get("stamp")
+        self.record(ev.GroupRequeued(words[0], "told so", weight_version=None if stamp is None else int(stamp)))
 
     def _evict(self, words: list[str]) -> None:
         options = _options(words[2:])

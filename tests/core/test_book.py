@@ -887,6 +887,34 @@ def test_a_requeued_group_counts_from_its_stamp_again() -> None:
     assert (story.group("a").version, story.group("a").aged_from) == (1, 1)
 
 
+@pytest.mark.parametrize("basis", ["dispatch", "oldest_token"])
+def test_one_whose_prompt_is_dispatched_anew_counts_from_the_version_of_then(basis: Any) -> None:
+    story = play(
+        "submit a/1 stamp=1", "start a", "publish 5", "requeue a stamp=4", rules=Rules(basis=basis), controlled=False
+    )
+    group = story.group("a")
+
+    assert (group.stamp, group.version, group.aged_from, story.book.lag(group)) == (4, 4, 4, 1)
+    story.tell("requeue a")
+    assert (story.group("a").stamp, story.group("a").aged_from) == (4, 4)
+
+
+def test_so_does_one_that_had_not_begun_and_it_is_younger_among_those_in_flight() -> None:
+    story = play("submit a/1 stamp=1", "submit b/1 stamp=2", "publish 5", "requeue a stamp=5")
+
+    assert story.phase("a") == "pending"
+    assert [[group.group_id for group in groups] for groups in story.book.in_flight_by_age()] == [["b", "a"]]
+
+
+def test_an_undone_commit_that_is_dispatched_anew_counts_from_the_version_of_then() -> None:
+    story = play(
+        "publish 3", "mark", "publish 7", "submit a/2", "start a", "finish a.0 reward=1", "fail a.1", "sample 1",
+        "commit 1", "recover at=1", "requeue a stamp=4", "publish 5", "requeue a",
+    )  # fmt: skip
+
+    assert story.book.lag(story.group("a")) == 1
+
+
 # The digest -------------------------------------------------------------------------------------------
 
 
@@ -1090,8 +1118,12 @@ def test_the_state_of_a_book_names_its_parts_and_holds_sessions_unpacked() -> No
     ("rules", "kept"),
     [
         ({"mode": "sync", "empty": "keep"}, True),
+        ({"mode": "sync", "empty": "keep_all"}, True),
         ({"mode": "async", "empty": "keep"}, False),
+        ({"mode": "async", "empty": "keep_all"}, False),
+        ({"mode": "async", "empty": "keep_finished"}, False),
         ({"mode": "sync", "empty": "drop"}, False),
+        ({"mode": "sync", "empty": "keep_finished"}, False),
         ({}, False),
     ],
 )
@@ -1112,6 +1144,33 @@ def test_a_failed_group_without_rows_is_kept_where_the_rules_of_the_log_say_so(
     assert book.group("g").kept_empty is (kept and partition == "train")
     assert (book.group("g").ended_version, book.group("g").submitted_at_ns) == (3, 200)
     assert (book.openings, book.rules_version, book.last_at_ns) == (1, 5, 400)
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ({"mode": "sync", "empty": "keep"}, False),
+        ({"mode": "sync", "empty": "keep_finished"}, True),
+        ({"mode": "sync", "empty": "keep_all"}, True),
+        ({"mode": "async", "empty": "keep_finished"}, True),
+        ({"mode": "async", "empty": "keep_all"}, False),
+    ],
+)
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_so_is_a_finished_one(rules: dict[str, Any], kept: bool, partition: Any) -> None:
+    book = Book()
+    events: list[ev.Event] = [
+        ev.RunStarted("r", rules, 5, 3),
+        ev.GroupSubmitted("g", 1, partition, 3, 1, "submit"),
+        ev.SessionStarted("g", 0, 1),
+        ev.SessionFinished("g", 0, 1),
+        ev.GroupFinished("g"),
+    ]
+    for seq, event in enumerate(events, 1):
+        book.apply(ev.Record(seq, seq * 100, event))
+
+    assert book.group("g").kept_empty is (kept and partition == "train")
+    assert [group.group_id for group in book.ready(partition)] == ["g"] * (kept or partition == "val")
 
 
 def test_a_group_that_is_not_there_is_told_by_what_became_of_it() -> None:

@@ -129,6 +129,16 @@ def test_a_finished_group_without_rows_is_not_kept() -> None:
     assert story.evicted() == {"g": ("empty",)}
 
 
+@pytest.mark.parametrize(
+    "rules", [replace(KEEP, empty="keep_all"), Rules(empty="keep_finished")], ids=["sync keep_all", "async"]
+)
+def test_under_others_it_is_and_goes_into_a_batch_with_no_row(rules: Rules) -> None:
+    rules = replace(rules, empty_session="allow")
+    story = play("submit g/1", "start g", "finish g nothing", "sample 1", rules=rules, source=SOURCE)
+
+    assert (story.batches(), story.evicted()) == ([("g",)], {})
+
+
 @pytest.mark.parametrize("returned", ["release 1", "recover"])
 def test_a_kept_group_comes_back_from_a_batch(returned: str) -> None:
     story = play("submit g/2", *failed("g"), "sample 1", returned, rules=KEEP)

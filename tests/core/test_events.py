@@ -10,7 +10,7 @@ import pytest
 from groupstate.core import events as ev
 
 REF = ev.PayloadRef(3, 20, 123456)
-ROW = ev.TrajectoryRecord(0, {"reward": 0.5, "acc": 1.0}, 4, 6, (ev.VersionSpan(0, 6, 2),), ((1, 2), (4, 5)))
+ROW = ev.TrajectoryRecord(0, {"reward": 0.5, "acc": 1.0}, 4, 6, (ev.VersionSpan(0, 6, 2),), ((1, 2), (4, 5)), ("len",))
 
 FULL: list[ev.AnyEvent] = [
     ev.RunStarted("r", {"mode": "async", "admission": {"kind": "slots", "n": 2}}, 1, 7, 2, "0.1.0", 42),
@@ -27,7 +27,7 @@ FULL: list[ev.AnyEvent] = [
     ev.GroupFinished("math_1", True),
     ev.GroupFailed("math_1", True),
     ev.GroupEvicted("math_1", ("stale", "zero_variance"), 3, 2, 0.7, "acc", "why"),
-    ev.GroupRequeued("math_1", "recovery", True),
+    ev.GroupRequeued("math_1", "recovery", True, 3),
     ev.RefillForfeited(2, "batch full"),
     ev.SessionStarted("math_1", 1, 2, "worker-3", 7, True),
     ev.SessionFinished("math_1", 1, 2, (ROW, ev.TrajectoryRecord(1)), REF, True),
@@ -89,7 +89,7 @@ FIRST_FIELDS: dict[str, tuple[int, str]] = {
     "GroupFinished": (21, "group_id partial"),
     "GroupFailed": (22, "group_id cancelled"),
     "GroupEvicted": (23, "group_id reasons lag credit shared_value metric message"),
-    "GroupRequeued": (24, "group_id reason by_rule"),
+    "GroupRequeued": (24, "group_id reason by_rule weight_version"),
     "RefillForfeited": (25, "count reason"),
     "SessionStarted": (40, "group_id session attempt worker weight_version"),
     "SessionFinished": (41, "group_id session attempt trajectories payload"),

@@ -21,7 +21,7 @@ from groupstate.core.evict import (
 from groupstate.core.group import Group
 from groupstate.core.rules import PerDataset, Rules, recorded_rules
 from groupstate.errors import MissingMetric
-from groupstate.testing.notation import play
+from groupstate.testing.notation import Story, play
 
 from .scenes import SYNC, sync_story
 
@@ -69,6 +69,12 @@ ASYNC_ROWS: list[Row] = [
     ("finished without rows", {}, "drop", ("empty", "stale"), 1),
     ("finished without rows", {}, "wait", ("empty",), 1),
     ("finished without rows", {"empty": "drop"}, "off", ("empty",), 1),
+    ("finished without rows", {"empty": "keep_finished", "filter_metric": None}, "off", (), 0),
+    ("finished without rows", {"empty": "keep_finished", "filter_metric": None}, "drop", ("stale",), 1),
+    ("finished without rows", {"empty": "keep_finished", "on_missing": "keep"}, "off", (), 0),
+    ("finished without rows", {"empty": "keep_finished", "on_missing": "evict"}, "off", ("zero_variance",), 1),
+    ("finished without rows", {"empty": "keep_all"}, "off", ("empty",), 1),
+    ("failed without rows", {"empty": "keep_finished"}, "off", ("empty",), 1),
     ("cancelled with rows", {}, "off", ("cancelled",), 1),
     ("cancelled with rows", {}, "drop", ("cancelled", "stale"), 1),
     ("cancelled with rows", {}, "wait", ("cancelled",), 1),
@@ -99,6 +105,9 @@ SYNC_ROWS: list[Row] = [
     ("failed without rows", {}, "drop", ("empty",), 1),
     ("failed without rows", {}, "wait", ("empty",), 1),
     ("failed without rows", {"empty": "keep"}, "off", (), 0),
+    ("failed without rows", {"empty": "keep_all"}, "off", (), 0),
+    ("failed without rows", {"empty": "keep_finished"}, "off", ("empty",), 1),
+    ("failed without rows", {"empty": "keep_all", "failure": "refill"}, "off", ("failed",), 1),
     ("failed without rows", {"failure": "refill"}, "off", ("empty",), 1),
     ("failed without rows", {"empty": "drop"}, "off", ("empty",), 0),
     ("failed without rows", {"empty": "drop", "failure": "refill"}, "off", ("empty",), 0),
@@ -107,6 +116,9 @@ SYNC_ROWS: list[Row] = [
     ("finished without rows", {}, "drop", ("empty",), 1),
     ("finished without rows", {}, "wait", ("empty",), 1),
     ("finished without rows", {"empty": "keep"}, "off", ("empty",), 1),
+    ("finished without rows", {"empty": "keep_all", "filter_metric": None}, "off", (), 0),
+    ("finished without rows", {"empty": "keep_finished", "on_missing": "keep"}, "off", (), 0),
+    ("finished without rows", {"empty": "keep_finished", "on_missing": "evict"}, "off", ("zero_variance",), 2),
     ("cancelled with rows", {}, "off", ("cancelled",), 1),
     ("cancelled with rows", {}, "drop", ("cancelled",), 1),
     ("cancelled with rows", {}, "wait", ("cancelled",), 1),
@@ -190,6 +202,71 @@ def test_the_controller_does_what_the_matrix_says(row: tuple[Any, ...]) -> None:
     expected = tuple(reason for reason in reasons if reason != "stale") or reasons
     assert [(e.group_id, e.reasons, e.credit) for e in event] == ([("g", expected, credit)] if reasons else [])
     assert len(story.refills()) == credit
+
+
+@pytest.mark.parametrize("per", ["session", "trajectory"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_group_that_is_kept_without_a_row_lacks_what_the_filter_reads(mode: str, per: str) -> None:
+    rules = matrix_rules(mode, {"empty": "keep_finished", "per": per}, "off")
+    lines = ["submit g/2", "start g", "finish g nothing"]
+    story = play(*lines, rules=rules, controlled=False)
+
+    assert judged(story.book, rules, [story.group("g")], demand=1) == Judgement((), (Missing("g", 0, "acc", ()),), ())
+    refused = play(*lines, "sample 1", rules=rules).waiters[0].error
+    assert isinstance(refused, MissingMetric)
+    assert (refused.group_id, refused.session, refused.present) == ("g", 0, ())
+
+
+def with_rows(*sessions: list[tuple[dict[str, float], tuple[str, ...]]], **rules: Any) -> Story:
+    """A finished group; a row is its metrics, and those that are no number."""
+    story = play(f"submit g/{len(sessions)}", "start g", rules=Rules(filter_metric="acc", **rules), controlled=False)
+    for number, rows in enumerate(sessions):
+        records = tuple(
+            ev.TrajectoryRecord(index, metrics, not_finite=without) for index, (metrics, without) in enumerate(rows)
+        )
+        story.record(ev.SessionFinished("g", number, 1, records))
+    return story
+
+
+NAN: tuple[dict[str, float], tuple[str, ...]] = ({}, ("acc",))
+"""A row whose acc is no number."""
+
+
+@pytest.mark.parametrize("on_missing", ["error", "keep", "evict"])
+@pytest.mark.parametrize("per", ["session", "trajectory"])
+@pytest.mark.parametrize(
+    "sessions", [[[NAN], [NAN]], [[NAN], [({"acc": 1.0}, ())]], [[NAN]]], ids=["all", "one", "single"]
+)
+def test_a_value_that_is_no_number_keeps_its_group(sessions: Any, per: Any, on_missing: Any) -> None:
+    story = with_rows(*sessions, per=per, on_missing=on_missing, on_singleton="evict")
+
+    assert is_flat(story.group("g"), story.rules) is False
+
+
+def test_another_metric_that_is_no_number_is_none_that_is_missing_here() -> None:
+    story = with_rows([({"acc": 1.0}, ("other",))], [({"acc": 1.0}, ())])
+
+    assert is_flat(story.group("g"), story.rules) is True
+
+
+def test_one_that_is_missing_besides_is_missing() -> None:
+    story = with_rows([NAN], [({"other": 1.0}, ("more",))])
+
+    assert is_flat(story.group("g"), story.rules) == Missing("g", 1, "acc", ("other",))
+
+
+def test_only_the_last_row_of_a_session_counts_where_a_value_is_no_number() -> None:
+    rows = [NAN, ({"acc": 1.0}, ())]
+
+    assert is_flat(with_rows(rows, rows).group("g"), Rules(filter_metric="acc")) is True
+    assert is_flat(with_rows(rows, rows).group("g"), Rules(filter_metric="acc", per="trajectory")) is False
+
+
+def test_a_group_that_is_evicted_for_want_of_a_row_shares_no_value() -> None:
+    rules = matrix_rules("async", {"empty": "keep_finished", "on_missing": "evict"}, "off")
+    story = play("submit g/2", "start g", "finish g nothing", rules=rules)
+
+    assert [event.shared_value for event in story.events(ev.GroupEvicted)] == [None]
 
 
 def test_two_reasons_are_one_eviction_one_credit_and_two_counts() -> None:

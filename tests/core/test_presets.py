@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
-from groupstate.errors import BadSettings
+from groupstate.errors import BadSettings, MissingMetric
 from groupstate.testing.notation import Story, play
 
 FLAT = ["finish g acc=0.7"]
@@ -270,7 +270,7 @@ VERL_SYNC = {"filter_groups_metric": "acc", "max_inflight_gen_batches": 2}
         (FAILED_WITHOUT, 0, {"strict": True}, None, 0),
         (FAILED_WITHOUT, 0, {"strict": True, "sync_refill_failed_groups": True}, ("empty",), 1),
         (FINISHED_WITHOUT, 0, {"empty_session": "allow"}, ("empty",), 1),
-        (FINISHED_WITHOUT, 0, {"empty_session": "allow", "strict": True}, ("empty",), 1),
+        (FINISHED_WITHOUT, 0, {"empty_session": "allow", "strict": True, "filter_groups_metric": None}, None, 0),
     ],
 )
 def test_verl_sync(made_of: list[str], lag: int, options: dict[str, Any], reasons: Any, credit: int) -> None:
@@ -290,6 +290,31 @@ def test_strict_verl_sync_samples_a_failed_group_that_has_no_row() -> None:
     story = play("submit g/2", "start g", "fail g", "sample 1", rules=Rules.verl_sync(1, strict=True))
 
     assert story.batches() == [("g",)]
+
+
+@pytest.mark.parametrize(
+    ("refilled", "evicted"), [(False, {}), (True, {"failed": ("empty",)})], ids=["padded", "refilled"]
+)
+def test_strict_verl_sync_keeps_groups_without_a_row_but_failed_ones_that_are_refilled(
+    refilled: bool, evicted: dict[str, Any]
+) -> None:
+    rules = Rules.verl_sync(3, strict=True, sync_refill_failed_groups=refilled, empty_session="allow")
+    story = play(
+        "submit failed/2", "submit empty/2", "submit good/2", "start failed", "start empty", "start good",
+        "fail failed", "finish empty nothing", "sample 3", "finish good acc=1", rules=rules,
+    )  # fmt: skip
+
+    assert story.evicted() == evicted
+    assert story.batches() == ([] if refilled else [("failed", "empty", "good")])
+
+
+@pytest.mark.parametrize("rules", [Rules.verl_sync(1, filter_groups_metric="acc", strict=True, empty_session="allow"),
+                                   Rules.verl_async(1, filter_groups_metric="acc", strict=True, empty_session="allow")],
+                         ids=["sync", "async"])  # fmt: skip
+def test_under_a_filter_a_finished_group_without_a_row_stops_a_strict_run(rules: Rules) -> None:
+    story = play("submit g/2", "start g", "finish g nothing", "sample 1", rules=rules)
+
+    assert isinstance(story.waiters[0].error, MissingMetric)
 
 
 def test_verl_refills_in_multiples_of_the_generation_batch() -> None:
@@ -326,6 +351,7 @@ def test_verl_refills_in_multiples_of_the_generation_batch() -> None:
         (FAILED_WITHOUT, 0, {}, ("empty",)),
         (FAILED_WITHOUT, 0, {"strict": True}, ("empty",)),
         (FINISHED_WITHOUT, 0, {"empty_session": "allow"}, ("empty",)),
+        (FINISHED_WITHOUT, 0, {"empty_session": "allow", "strict": True, "filter_groups_metric": None}, None),
     ],
 )
 def test_verl_async(made_of: list[str], lag: int, options: dict[str, Any], reasons: Any) -> None:

@@ -192,6 +192,35 @@ def test_only_a_failed_group_is_kept_without_a_trajectory() -> None:
     assert wrong(log(finished, sample(1, "b"), rules=keep), 4) == ["batch 1 takes group 'b', which has no trajectory"]
 
 
+@pytest.mark.parametrize(("stamp", "lag", "from_seq"), [(None, 3, 2), (2, 1, 5), (0, 3, 5)])
+def test_a_group_that_was_dispatched_anew_is_as_old_as_that(stamp: int | None, lag: int, from_seq: int) -> None:
+    begun = [submit("a"), start("a"), ev.WeightsPublished(3), ev.GroupRequeued("a", weight_version=stamp)]
+    ended = [start("a", attempt=2), finish("a", 0, 2), ev.GroupFinished("a")]
+
+    assert violations(log(begun, ended, sample(1, "a", lags=(lag,)))) == []
+    assert [found.witness for found in violations(log(begun, ended, sample(1, "a", lags=(9,))))] == [
+        tuple(sorted((from_seq, 4, 10)))
+    ]
+
+
+def test_it_stays_so_when_it_starts_over_and_whatever_the_run_went_back_to() -> None:
+    records = log(
+        ev.CheckpointMarked(1, 0, 1), ev.WeightsPublished(4), submit("a", stamp=4),
+        ev.RunRecovered(Rules().to_dict(), 1, 0, 2), ev.RunRewound(1, 2, 0, 2), ev.WeightsPublished(2, 2),
+        ev.GroupRequeued("a", weight_version=1), ev.GroupRequeued("a"), start("a", attempt=3), finish("a", 0, 3),
+        ev.GroupFinished("a"), sample(1, "a", lags=(1,)),
+    )  # fmt: skip
+
+    assert violations(records) == []
+
+
+@pytest.mark.parametrize("rules", [Rules(mode="sync", empty="keep_all"), Rules(empty="keep_finished")])
+def test_a_finished_one_is_under_other_rules(rules: Rules) -> None:
+    finished = [submit("b"), start("b"), ev.SessionFinished("b", 0, 1, ()), ev.GroupFinished("b")]
+
+    assert wrong(log(finished, sample(1, "b"), rules=rules), 4) == []
+
+
 def test_a_session_without_spans_has_the_version_that_it_was_started_with() -> None:
     started = [submit("a"), ev.WeightsPublished(2), ev.SessionStarted("a", 0, 1, weight_version=2)]
     records = log(started, finish("a"), ev.GroupFinished("a"), sample(1, "a"), rules=Rules(basis="first_token"))
@@ -345,6 +374,8 @@ RULES = {
         batch_size=4, lag_max=3, on_stale="wait", wait_gates="each", datasets={"a": PerDataset(lag_max=1)}
     ),
     "sync, kept empty": Rules(mode="sync", empty="keep", batch_size=4, requeues_max=1),
+    "sync, all kept empty": Rules(mode="sync", empty="keep_all", empty_session="allow", batch_size=4),
+    "async, finished ones kept empty": Rules(empty="keep_finished", empty_session="allow", lag_max=1),
     "sync, lost": Rules(
         mode="sync", failure="refill", cancel_doomed=True, filter_metric="reward", batch_size=4, refill_multiple=2,
         oversample=1,

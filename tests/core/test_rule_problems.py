@@ -155,7 +155,8 @@ NO_AGE = (
     "bounds nothing in sync mode, where no group is evicted or awaited for its age: leave it out, or set mode 'async'"
 )
 ASYNC_EVICTS = (
-    "empty {!r} is for sync mode: async mode evicts every group without a trajectory, for one refill; leave it out"
+    "empty {!r} is for sync mode: async mode evicts every failed group, and one without a trajectory for one refill; "
+    "leave it out, or take 'keep_finished'"
 )
 
 CONTRADICTIONS: list[Row] = [
@@ -168,6 +169,7 @@ CONTRADICTIONS: list[Row] = [
     ),
     ({"empty": "drop"}, ASYNC_EVICTS.format("drop"), {"mode": "sync", "empty": "drop"}),
     ({"empty": "keep"}, ASYNC_EVICTS.format("keep"), {"empty": "refill"}),
+    ({"empty": "keep_all"}, ASYNC_EVICTS.format("keep_all"), {"empty": "keep_finished"}),
     (
         {"in_flight_batches_max": 2},
         "in_flight_batches_max bounds the refills of sync mode; in async mode admission bounds what is in flight, such "

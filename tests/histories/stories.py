@@ -405,6 +405,25 @@ async def observed(loop: VirtualLoop, path: Path) -> None:
     feed.close("told so")
 
 
+async def observed_anew(loop: VirtualLoop, path: Path) -> None:
+    """Another one, in whose groups a prompt was dispatched anew, a value is no number, and one has no trajectory."""
+    rules = Rules(filter_metric="acc", lag_max=1, empty="keep_finished", empty_session="allow", on_missing="keep")
+    feed = StatusFeed.begin(
+        log_at(loop, path), rules, group_size=1, clock_ns=loop.clock_ns, weight_version=1, restamps=True
+    )
+    listing = {name: Reported(status="running", stamp=1) for name in ("a", "b", "c")}
+    feed.observe(listing)
+    feed.publish(3)
+    feed.observe({**listing, "a": Reported(status="pending", stamp=3)})
+    rows = {(0, 0): ReportedRow(metrics={"other": 1.0}, not_finite=("acc",), response_tokens=5)}
+    ended = {"a": Reported(status="finished", stamp=3, rows=rows), "b": Reported(status="finished", stamp=3)}
+    feed.observe({**listing, **ended})
+    batch = feed.sample_now(2)
+    assert batch is not None
+    feed.commit(batch)
+    feed.close("told so")
+
+
 BY_HAND = frozenset({"transitions"})
 """Stories that no rules lead to: their events can follow each other, and break the invariants."""
 
@@ -421,6 +440,7 @@ STORIES = {
         own_rule,
         no_room,
         observed,
+        observed_anew,
         compacted,
     )
 }

@@ -130,8 +130,14 @@ def appended(event: list[Any]) -> list[Any]:
     added_since = msgspec.structs.fields(kind)[len(event) - 1 :]
     longer = [*event, *(field.default for field in added_since), {"of": "the future"}]
     if event[0] == 41 and len(event) > ROWS:
-        longer[ROWS] = [[*row[:4], [[*span, 7] for span in row[4]], row[5], "later"] for row in event[ROWS]]
+        longer[ROWS] = [[*_whole_row(row), "later"] for row in event[ROWS]]
     return longer
+
+
+def _whole_row(row: list[Any]) -> list[Any]:
+    """With the fields that came since, at their defaults, and one more in each span."""
+    added_since = msgspec.structs.fields(ev.TrajectoryRecord)[len(row) :]
+    return [*row[:4], [[*span, 7] for span in row[4]], *row[5:], *(field.default for field in added_since)]
 
 
 def cut_to_required(event: list[Any]) -> list[Any]:

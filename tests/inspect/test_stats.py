@@ -122,8 +122,8 @@ def test_from_a_book_on_the_rest_is_counted(records: list[ev.Record], data: st.D
     assert held + whole.totals["response_tokens"] == trained + whole.thrown_tokens.total() + seen.held_tokens
 
 
-@given(strategies.logs())
-def test_what_is_sampleable_and_in_flight_is_followed_as_the_book_does(records: list[ev.Record]) -> None:
+def follow(records: list[ev.Record]) -> None:
+    """What is counted is what the book has, after every event."""
     follower, book = tally.Tally(None, None, None), replayed([])
     for record in records:
         if follower.waiting:
@@ -136,6 +136,20 @@ def test_what_is_sampleable_and_in_flight_is_followed_as_the_book_does(records: 
         assert follower.waiting == bool(book.waiting())
         running = [s for g in book.groups.values() if g.partition == ev.TRAIN for s in g.sessions if s.state == "open"]
         assert follower._open == len(running)
+
+
+@given(strategies.logs())
+def test_what_is_sampleable_and_in_flight_is_followed_as_the_book_does(records: list[ev.Record]) -> None:
+    follow(records)
+
+
+@pytest.mark.parametrize("empty", ["refill", "keep", "keep_finished", "keep_all"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_so_are_groups_without_a_trajectory_that_the_rules_keep(mode: str, empty: str) -> None:
+    finished = [submit("a"), ev.SessionStarted("a", 0, 1), ev.SessionFinished("a", 0, 1), ev.GroupFinished("a")]
+    failed = [submit("b"), ev.SessionFailed("b", 0, 1, "error"), ev.GroupFailed("b")]
+
+    follow(at_seconds(*((0, event) for event in [started(mode=mode, empty=empty), *finished, *failed])))
 
 
 # Time ----------------------------------------------------------------------------------------------------
@@ -291,6 +305,13 @@ def test_lag_is_told_apart_in_flight_and_in_the_queue() -> None:
     ).whole
 
     assert (whole.in_flight_lags, whole.queue_lags, whole.sampled_lags) == ({2: 1}, {1: 1}, {3: 1})
+
+
+def test_one_that_was_dispatched_anew_counts_from_the_version_of_then() -> None:
+    again = [ev.GroupRequeued("a", "anew", weight_version=1), ev.SessionStarted("a", 0, 2), finish("a", attempt=2)]
+    events = [started(), submit("a"), ev.WeightsPublished(3), *again, ev.GroupFinished("a")]
+
+    assert stats(at_seconds(*((0, event) for event in events))).whole.in_flight_lags == {2: 1}
 
 
 def test_failures_are_counted_by_kind_and_message_with_numbers_left_out() -> None:

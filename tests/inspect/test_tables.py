@@ -159,6 +159,14 @@ def test_a_group_started_over_counts_what_it_dropped(told: Tell) -> None:
     assert (group["attempts"], group["finished_sessions"], group["phase"], group["result"]) == (2, 0, "running", None)
 
 
+@pytest.mark.parametrize(("version", "stamp"), [(None, 0), (4, 4)])
+def test_a_group_whose_prompt_was_dispatched_anew_has_that_stamp(told: Tell, version: int | None, stamp: int) -> None:
+    again = ev.GroupRequeued("a", "told so", weight_version=version)
+    (group,) = told(records_of(START, *life("a", 1.0)[:-1], again))["groups"]
+
+    assert group["stamp"] == stamp
+
+
 def test_a_group_has_its_times_rewards_and_end(told: Tell) -> None:
     evicted = ev.GroupEvicted("a", ("stale", "zero_variance"), 4, 2, 0.5, "reward", "told so")
     (group,) = told(records_of(START, *life("a", 0.25, 0.75), evicted))["groups"]

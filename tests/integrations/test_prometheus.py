@@ -163,6 +163,17 @@ def test_a_blocking_run_is_scraped_over_http(registry: Any) -> None:
     assert 'groupstate_batches_total{outcome="committed",partition="train",run="r"} 1.0' in text
 
 
+@pytest.mark.parametrize("port", [80_000, -1, "9464", 1.5, True])
+def test_a_port_that_there_is_none_of_is_refused(registry: Any, port: Any) -> None:
+    feed = StatusFeed.begin(MemoryLog(), Rules(), group_size=1)
+    with PrometheusMetrics(feed, registry=registry, label="r") as metrics:
+        with pytest.raises(BadSettings, match=r"port is .*; it must be an integer from 0 to 65535"):
+            metrics.serve(port=port)
+        with pytest.raises(BadSettings, match="host is None; it must be a string"):
+            metrics.serve(port=0, host=None)  # type: ignore[arg-type]
+        assert metrics.serve(port=0) > 0
+
+
 def test_a_status_feed_is_watched_too(registry: Any) -> None:
     feed = StatusFeed.begin(MemoryLog(), Rules(), group_size=1)
     with PrometheusMetrics(feed, registry=registry, label="r"):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from groupstate.errors import BadSettings, LogError, SampleError
 from groupstate.integrations import slime
 from groupstate.integrations.slime import RolloutFunction
 from groupstate.log.reading import read_log
+from groupstate.testing.notation import play
 from tests.integrations.slime_stand_in import DataSource, Sample, Slime, Status, arguments, by_place, installed
 from tests.test_docs import blocks
 
@@ -325,6 +326,32 @@ def test_samples_are_let_go_of_with_their_groups(stage: Staged) -> None:
     assert len(work._made) <= 8
 
 
+def test_so_they_are_where_a_group_leaves_before_a_session_of_it_began() -> None:
+    work = slime._Work(None, None)
+    for _ in range(4):
+        work.keep([])
+    story = play("submit a/1 position=0", "submit b/1 position=1", "fail a", "evict a empty", "submit c/1 position=2")
+    nothing: Any = SimpleNamespace(groups=(), group_ids=())
+    run: Any = SimpleNamespace(book=story.book)
+
+    assert work.hand_over(nothing, run) == []
+    assert set(work._drawn) == {1, 2, 3}  # The last one isn't submitted yet.
+
+
+def test_a_draw_has_the_number_of_its_place_in_the_source(stage: Staged) -> None:
+    staged = stage()
+    for rollout_id in range(3):
+        staged.generate(rollout_id, rules=ASYNC)
+    run, work = staged.function.run, staged.function._work
+    assert run is not None
+    assert work is not None
+    places = {group.source_position: group.group_id for group in run.book.groups.values()}
+    drawn = {number: str(group[0].group_index) for number, group in work._drawn.items() if number in places}
+
+    assert drawn
+    assert drawn == {number: places[number] for number in drawn}
+
+
 def test_each_start_is_a_run_of_its_own(stage: Staged) -> None:
     staged = stage()
     staged.generate(0)
@@ -358,6 +385,7 @@ SYNC = {"mode": "sync", "failure": "refill"}
         ({}, {**ASYNC, "batch_size": 3}, "batch_size 3 isn't --rollout-batch-size 2"),
         ({}, {"mode": "sync"}, "failure: keep lets groups through with fewer than --n-samples-per-prompt 2"),
         ({}, {**SYNC, "empty": "keep"}, "empty: keep lets groups through"),
+        ({}, {**ASYNC, "empty": "keep_finished"}, "empty: keep_finished lets groups through"),
         ({}, {**ASYNC, "survivors_min": 1}, "survivors_min lets groups through"),
         ({}, {**ASYNC, "empty_session": "allow"}, "empty_session: allow lets groups through"),
         ({}, {**ASYNC, "oversample": 1}, "oversample starts more sessions"),

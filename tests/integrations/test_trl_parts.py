@@ -1,7 +1,10 @@
 """What of the rollout worker for TRL needs no TRL. The rest is in tests/stacks."""
 
 import importlib.util
-from collections.abc import AsyncIterator, Sequence
+import queue
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 
 from groupstate import Rules, Trajectory, open_run
 from groupstate.engines.scripted import ScriptedEngine
-from groupstate.errors import BadInput, BadMark, BadSettings, MissingExtra
+from groupstate.errors import BadInput, BadMark, BadSettings, MissingExtra, SampleError
 from groupstate.integrations import trl
 
 needs_httpx = pytest.mark.skipif(importlib.util.find_spec("httpx") is None, reason="httpx isn't installed")
@@ -177,3 +180,119 @@ def test_a_checkpoint_without_a_mark_is_told_by_name(tmp_path: Any) -> None:
 def test_without_trl_the_worker_names_the_extra() -> None:
     with pytest.raises(MissingExtra, match=r"needs trl; install the extra 'trl'"):
         trl.RolloutWorker(SimpleNamespace(), rules=Rules(lag_max=1))
+
+
+# What the trainer takes rows from ------------------------------------------------------------------------
+
+
+class Batches:
+    """A worker that has batches of rows, and nothing else."""
+
+    def __init__(self, *batches: Any) -> None:
+        self.batches = list(batches)
+        self.asked: list[Future[Any]] = []
+        self.done: list[int] = []
+
+    def ask(self) -> "Future[Any]":
+        future: Future[Any] = Future()
+        if self.batches:
+            answer = self.batches.pop(0)
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(SimpleNamespace(number=len(self.asked), rows=answer))
+        self.asked.append(future)
+        return future
+
+    def rows_of(self, batch: Any) -> list[Any]:
+        return list(batch.rows)
+
+    def sampleable_rows(self) -> int:
+        return 0
+
+    def handed(self, batch: int) -> None:
+        self.done.append(batch)
+
+
+def interrupted_at(count: int, call: Callable[[], Any]) -> bool:
+    """Call, with a Ctrl-C before so many lines of `_draw` have run; whether it came to that."""
+    left = [count]
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code is not trl.RowBuffer._draw.__code__:
+            return None
+        if event == "line":
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_trainer_that_is_interrupted_while_it_draws_loses_no_row() -> None:
+    lines = 0
+    came = True
+    while came:
+        worker: Any = Batches(["a", "b"], ["c"])
+        buffer = trl.RowBuffer(worker)
+        first: list[Any] = []
+        came = interrupted_at(lines, lambda buffer=buffer, first=first: first.append(buffer.get()))
+        rows = [*first, *(buffer.get() for _ in range(3 - len(first)))]
+        assert (rows, worker.done) == (["a", "b", "c"], [0, 1]), f"interrupted before line {lines}"
+        lines += 1
+
+    assert lines > 6
+
+
+def test_an_error_is_told_once_and_the_run_is_asked_anew() -> None:
+    worker: Any = Batches(SampleError("no more"), ["a"])
+    buffer = trl.RowBuffer(worker)
+    with pytest.raises(SampleError, match="no more"):
+        buffer.get()
+
+    assert buffer.get() == "a"
+
+
+def test_a_wait_in_vain_keeps_its_place() -> None:
+    worker: Any = Batches()
+    buffer = trl.RowBuffer(worker)
+    for _ in range(2):
+        with pytest.raises(queue.Empty):
+            buffer.get(timeout=0.0)
+
+    (asked,) = worker.asked
+    buffer.forget()
+    assert asked.cancelled()
+    with pytest.raises(queue.Empty):
+        buffer.get_nowait()
+    assert len(worker.asked) == 2
+
+
+def test_what_was_not_taken_is_forgotten() -> None:
+    worker: Any = Batches(["a", "b"], ["c"])
+    buffer = trl.RowBuffer(worker)
+    assert buffer.get() == "a"
+    buffer.forget()
+
+    assert (buffer.qsize(), buffer.get(), worker.done) == (0, "c", [1])
+
+
+def test_an_error_that_nobody_waits_for_any_more_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    worker: Any = Batches()
+    buffer = trl.RowBuffer(worker)
+    with pytest.raises(queue.Empty):
+        buffer.get(timeout=0.0)
+    worker.asked[0].set_exception(SampleError("the rollout died"))
+    buffer.forget()
+
+    assert "the trainer stopped before it heard of an error" in caplog.text
+    assert "the rollout died" in caplog.text

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from groupstate.errors import BadSettings
+from groupstate.integrations.verl.buffer import ReplayBuffer
 from groupstate.integrations.verl.options import BadVerlConfig, Given, Options, read
 
 
@@ -24,7 +25,7 @@ def options(**settings: Any) -> Options:
 def test_sync_mode_without_further_settings_evicts_nothing() -> None:
     found = options()
 
-    assert (found.rules.mode, found.rules.filter_metric, found.rules.empty) == ("sync", None, "keep")
+    assert (found.rules.mode, found.rules.filter_metric, found.rules.empty) == ("sync", None, "keep_all")
     assert (found.rules.batch_size, found.refills, found.log) == (None, False, None)
 
 
@@ -43,19 +44,59 @@ def test_an_argument_comes_before_sampler_kwargs() -> None:
     assert options(sampler_kwargs=kwargs, poll_interval=0.5).poll_interval == 0.5
 
 
+def test_an_argument_that_was_left_out_leaves_what_sampler_kwargs_say() -> None:
+    kwargs = {"filter_groups_metric": "acc", "train_batch_size": 4, "gen_batch_size": 2, "poll_interval": 1}
+    buffer = ReplayBuffer("sync", {}, 8, "drop", kwargs, refill_fn=lambda count: count)
+    rules = buffer.options.rules
+
+    assert (buffer.poll_interval, rules.filter_metric, rules.batch_size, rules.refill_multiple) == (1, "acc", 4, 2)
+
+
 def test_one_switch_undoes_what_is_different() -> None:
     found = options(trainer_mode="x", sampler_kwargs={"strict": True, "filter_groups_metric": "acc"})
 
-    assert (found.rules.spread, found.rules.wait_gates) == ("std", "each")
+    assert (found.rules.spread, found.rules.wait_gates, found.rules.empty) == ("std", "each", "keep_finished")
     assert (found.ties, found.uid_split, found.stall_s) == ("set", "left", 0)
+    assert (found.unknown_tags, found.not_finite, found.restart_age) == ("raise", "keep", "restart")
     assert found.rules.streak_bound(1) > 10**15
 
 
 def test_a_switch_of_its_own_comes_before_strict() -> None:
-    kwargs = {"strict": True, "ties": "submission", "stall_s": 5, "rules": {"spread": "range"}}
+    kwargs = {"strict": True, "ties": "submission", "stall_s": 5, "rules": {"spread": "range"}, "empty_groups": "evict"}
     found = options(trainer_mode="x", sampler_kwargs=kwargs)
 
-    assert (found.ties, found.stall_s, found.rules.spread) == ("submission", 5, "range")
+    assert (found.ties, found.stall_s, found.rules.spread, found.rules.empty) == ("submission", 5, "range", "refill")
+
+
+FILTER = {"filter_groups_metric": "acc", "train_batch_size": 2}
+REFILLS = {"sync_refill_failed_groups": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "evict", "keep"),
+    [
+        ({"trainer_mode": "x"}, "refill", "keep_finished"),
+        ({"trainer_mode": "x", **FILTER}, "refill", "keep_finished"),
+        ({}, "keep_all", "keep_all"),
+        (FILTER, "keep", "keep_all"),
+        (REFILLS, "refill", "keep_finished"),
+        ({**FILTER, **REFILLS}, "refill", "keep_finished"),
+    ],
+)
+def test_groups_without_a_trajectory_are_evicted_or_kept(settings: dict[str, Any], evict: str, keep: str) -> None:
+    def empty(**kwargs: Any) -> str:
+        return options(**settings, sampler_kwargs=kwargs).rules.empty
+
+    assert (empty(), empty(empty_groups="evict"), empty(empty_groups="keep")) == (evict, evict, keep)
+    assert (empty(strict=True), empty(strict=True, empty_groups="evict")) == (keep, evict)
+
+
+def test_a_rule_of_one_s_own_comes_before_both() -> None:
+    kwargs = {"strict": True, "rules": {"empty": "drop"}}
+
+    assert options(sampler_kwargs=kwargs).rules.empty == "drop"
+    with pytest.raises(BadVerlConfig, match="sync_refill_failed_groups and empty"):
+        options(sync_refill_failed_groups=True, sampler_kwargs=kwargs)
 
 
 def test_failed_groups_are_replaced_one_by_one() -> None:
@@ -91,6 +132,15 @@ def test_failed_groups_are_replaced_one_by_one() -> None:
         ({"sampler_kwargs": ["log"]}, "sampler_kwargs is"),
         ({"sampler_kwargs": {"log": 3}}, "it must be a directory"),
         ({"sampler_kwargs": {"ties": "random"}}, "must be one of submission, set"),
+        (
+            {"sampler_kwargs": {"empty_groups": "kept"}},
+            r"sampler_kwargs.empty_groups is 'kept'; it must be one of evict, keep \(did you mean 'keep'\?\)",
+        ),
+        ({"sampler_kwargs": {"empty_groups": True}}, "it must be one of evict, keep$"),
+        ({"sampler_kwargs": {"unknown_tags": "rise"}}, "did you mean 'raise'"),
+        ({"sampler_kwargs": {"not_finite": "fails"}}, "did you mean 'fail'"),
+        ({"sampler_kwargs": {"restart_age": "record"}}, "did you mean 'recorded'"),
+        ({"sampler_kwargs": {"restart_ages": "restart"}}, "did you mean 'restart_age'"),
         ({"sampler_kwargs": {"group_size": 0}}, "group_size is 0"),
         ({"sampler_kwargs": {"rules": {"tolerence": 1}}}, "tolerance"),
         ({"sampler_kwargs": {"rules": 1}}, "must be a mapping"),

@@ -50,9 +50,16 @@ class Outside:
     """The system outside: what it lists, and a feed that looks at it."""
 
     def __init__(
-        self, rules: gs.Rules | None = None, *, group_size: int = 2, log: Any = None, version: int = 0
+        self,
+        rules: gs.Rules | None = None,
+        *,
+        group_size: int = 2,
+        log: Any = None,
+        version: int = 0,
+        restamps: bool = False,
     ) -> None:
         self.log = log or MemoryLog()
+        self.restamps = restamps
         self.rules = rules or gs.Rules()
         self.group_size = group_size
         self.listing: dict[Any, Any] = {}
@@ -61,7 +68,12 @@ class Outside:
     def _begin(self, version: int | None = None) -> StatusFeed:
         clock = lambda: self.log.last_seq * 1_000  # noqa: E731
         return StatusFeed.begin(
-            self.log, self.rules, group_size=self.group_size, weight_version=version, clock_ns=clock
+            self.log,
+            self.rules,
+            group_size=self.group_size,
+            weight_version=version,
+            restamps=self.restamps,
+            clock_ns=clock,
         )
 
     def again(self) -> None:
@@ -243,6 +255,44 @@ def test_a_group_that_was_running_outside_over_a_restart_ends_in_its_second_atte
     assert out.report("g", "finished", 0.0, 1.0).phase("g") == "finished"
 
 
+@pytest.mark.parametrize(("restamps", "evicted"), [(False, {"g": ("stale",)}), (True, {})])
+@pytest.mark.parametrize("status", ["pending", "running"])
+def test_one_that_is_dispatched_anew_is_as_old_as_it_was_or_as_its_stamp_says(
+    outside: Make, restamps: bool, evicted: dict[str, Any], status: str
+) -> None:
+    out = outside(gs.Rules(lag_max=1), restamps=restamps).report("g", status, stamp=0)
+    out.again()
+    out.feed.publish(5)
+    out.report("g", "pending", stamp=5).report("g", "running", stamp=5)
+    attempt = out.feed.book.group("g").sessions[0].attempt
+    out.report("g", "finished", 0.0, 1.0, stamp=5)
+
+    assert (out.evicted(), attempt) == (evicted, 1 + restamps + (status == "running"))
+    assert [event.weight_version for event in out.events(ev.GroupRequeued) if "anew" in event.reason] == [5] * restamps
+
+
+def test_one_that_ended_before_anybody_looked_again_is_too(outside: Make) -> None:
+    out = outside(gs.Rules(lag_max=1), restamps=True).report("g", "running")
+    out.feed.publish(5)
+
+    assert out.report("g", "finished", 0.0, 1.0, stamp=5).feed.sampleable() == ["g"]
+    assert out.report("g", "finished", 0.0, 1.0, stamp=9).evicted() == {}
+
+
+def test_a_sampler_that_waits_for_an_old_group_gets_its_batch_when_that_is_dispatched_anew(outside: Make) -> None:
+    out = outside(gs.Rules(lag_max=2, on_stale="wait"), restamps=True).report("old", "running")
+    out.report("new", "finished", 0.0, 1.0, stamp=5)
+    waiter = out.feed.ask(1, weight_version=5)
+    held = out.feed.held_by()
+    assert out.feed.answer(waiter) is None
+    out.report("old", "running", stamp=5)
+    sampled = out.feed.answer(waiter)
+
+    assert (held, out.feed.held_by()) == ("old", None)
+    assert sampled is not None
+    assert sampled.group_ids == ["new"]
+
+
 def test_a_group_that_was_removed_while_nobody_looked_is_lost(outside: Make) -> None:
     out = outside().report("g", "running")
     out.again()
@@ -341,6 +391,18 @@ def test_an_unusable_trajectory_costs_its_session_and_no_other_group(outside: Ma
     assert [event.failure for event in out.events(ev.SessionFailed)] == ["refused"]
     assert (out.phase("h"), out.phase("g")) == ("failure", "finished")
     assert len(warnings(caplog)) == 1
+
+
+def test_a_value_that_is_no_number_may_be_left_out_and_noted(outside: Make) -> None:
+    rows = {(0, 0): ReportedRow(not_finite=("reward",)), (1, 0): ReportedRow(metrics={"reward": 1.0})}
+    out = outside(gs.Rules(filter_metric="reward"))
+    out.listing["g"] = Reported(status="finished", stamp=0, rows=rows)
+
+    assert out.look().feed.sampleable() == ["g"]
+    assert [row.not_finite for event in out.events(ev.SessionFinished) for row in event.trajectories] == [
+        ("reward",),
+        (),
+    ]
 
 
 def test_metrics_that_raise_are_unusable(outside: Make) -> None:

@@ -6,7 +6,11 @@ import logging
 import math
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -722,6 +726,163 @@ async def test_a_further_signal_does_not_prolong_the_wait_for_trackers(monkeypat
     assert not tracking.states()[0].finished
     held.go.set()
     tracking._watch.remove()
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("before", [0, 1], ids=["none before", "one before"])
+async def test_a_second_signal_ends_the_wait_for_trackers_and_says_which_were_left(before: int, warnings: Any):
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    held, kept = Held("finish"), Kept()
+    tracking = Tracking([held, kept])
+    await tracking.start()
+    for _ in range(before):
+        signal.raise_signal(signal.SIGINT)
+    finishing = asyncio.create_task(tracking.finish(0))
+    await asyncio.to_thread(held.reached.wait)
+    for _ in range(1 - before):
+        signal.raise_signal(signal.SIGINT)
+    await asyncio.sleep(0.02)
+    waited = not finishing.done()
+    signal.raise_signal(signal.SIGINT)
+    with anyio.fail_after(5):
+        await finishing
+
+    assert waited
+    assert [state.finished for state in tracking.states()] == [False, True]
+    left = [text for text in warnings() if "left unclosed, since a second signal came" in text]
+    assert len(left) == 1
+    assert "tracker='held'" in left[0]
+    signal.raise_signal(signal.SIGINT)
+    held.go.set()
+
+
+@pytest.mark.usefixtures("handlers")
+def test_it_ends_the_wait_of_a_process_that_dies_too(monkeypatch: pytest.MonkeyPatch, warnings: Any):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: killed.append(number))
+    held = Held("finish")
+
+    async def signalled() -> None:
+        tracking = Tracking([held])
+        await tracking.start()
+        again = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        again.start()
+        handler: Any = signal.getsignal(signal.SIGTERM)
+        handler(signal.SIGTERM, None)
+        again.join()
+        tracking._watch.remove()
+
+    began = time.monotonic()
+    asyncio.run(signalled())
+    held.go.set()
+
+    assert time.monotonic() - began < 10
+    assert killed == [signal.SIGTERM]
+    assert any("left unclosed" in text for text in warnings())
+
+
+HUNG = """
+    import asyncio, sys, time
+    from groupstate import open_run, sync
+
+    class Hung:
+        name = "hung"
+        def log(self, metrics, step): pass
+        def log_table(self, name, columns, rows, step): pass
+        def finish(self, exit_code):
+            print("finishing", flush=True)
+            time.sleep(600)
+
+    async def run():
+        async with open_run(trackers=[Hung()]):
+            print("open", flush=True)
+            await asyncio.sleep(600)
+
+    if sys.argv[1] == "async":
+        asyncio.run(run())
+    else:
+        with sync.open_run(trackers=[Hung()]):
+            print("open", flush=True)
+            time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+def test_ctrl_c_twice_ends_a_program_whose_tracker_hangs(kind: str):
+    command = [sys.executable, "-c", textwrap.dedent(HUNG), kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        for said in ("open", "finishing"):
+            assert program.stdout.readline().strip() == said
+            program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=30)
+
+    assert program.returncode != 0
+    assert "left unclosed" in errors
+    assert "hung" in errors
+
+
+# One tracker, two runs -------------------------------------------------------------------------------
+
+
+async def test_a_tracker_of_a_run_that_is_open_is_refused_and_nothing_is_started():
+    mine, other = Kept(), Kept()
+    async with open_run(trackers=[mine]):
+        with pytest.raises(BadSettings, match="the tracker 'kept' is in use: another run has it that is still open"):
+            async with open_run(trackers=[other, mine]):
+                pass
+
+    assert (mine.codes, other.calls) == ([0], [])
+
+
+async def test_once_that_run_has_closed_it_can_be_used_again():
+    kept = Kept()
+    for _ in range(2):
+        async with open_run(trackers=[kept]):
+            pass
+
+    assert kept.codes == [0, 0]
+
+
+async def test_so_it_can_where_it_did_not_start():
+    broken = Broken("start")
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            async with open_run(trackers=[broken]):
+                pass
+
+    assert broken.calls == [("start",), ("start",)]
+
+
+async def test_one_that_was_given_up_stays_in_use_until_it_has_finished(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tracking_module, "FINISH_S", 0.05)
+    held = Held("finish")
+    async with open_run(trackers=[held]) as run:
+        pass
+    with pytest.raises(BadSettings, match="in use"):
+        async with open_run(trackers=[held]):
+            pass
+    held.go.set()
+    run._tracking._threads[0].join(10)
+    async with open_run(trackers=[held]):
+        pass
+
+    assert held.codes == [0, 0]
+
+
+async def test_a_process_that_was_forked_off_has_none_of_them(monkeypatch: pytest.MonkeyPatch):
+    kept = Kept()
+    process = os.getpid()
+    async with open_run(trackers=[kept]):
+        monkeypatch.setattr(os, "getpid", lambda: process + 1)
+        forked = Tracking([kept])
+        await forked.start()
+        monkeypatch.setattr(os, "getpid", lambda: process)
+        await forked.finish(0)
+
+    assert kept.codes == [0, 0]
 
 
 def test_off_the_main_thread_no_handler_is_touched():

@@ -23,6 +23,7 @@ from groupstate.simulate.plan import CrashPlan, Plan, SessionPlan, SourcePlan, T
 from groupstate.simulate.simulator import simulate
 from groupstate.simulate.whatif.compare import WhatIf, what_if
 from groupstate.simulate.whatif.figures import Figures, figures
+from groupstate.testing.notation import play
 
 LIVELY = Plan(
     seed=5,
@@ -108,6 +109,17 @@ def test_a_run_that_crashed_and_was_opened_again_is_played_with_its_crashes() ->
     assert found.recorded.requeued > 0
     assert found.other.requeued == pytest.approx(found.recorded.requeued, rel=0.2)
     assert found.other.trained_groups == pytest.approx(found.recorded.trained_groups, rel=0.05)
+
+
+def test_a_prompt_that_was_dispatched_anew_is_so_with_its_stamp() -> None:
+    story = play(
+        "submit a/1", "start a", "publish 3", "wait 1", "requeue a stamp=3", "start a", "wait 1", "finish a reward=1",
+        "sample 1", "commit 1", rules=Rules(lag_max=0),
+    )  # fmt: skip
+
+    found = what_if(list(story.log.read()), same)
+
+    assert (found.parted, found.other.trained_groups, found.other.requeued) == ("", 1, 1)
 
 
 def test_what_is_played_is_a_log_that_holds_to_all_invariants() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupstate.errors import BadInput, BadSettings
-from groupstate.integrations.aggregation import RULES, Aggregator
+from groupstate.integrations.aggregation import RULES, AggregationError, Aggregator
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 weights = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
@@ -184,6 +184,73 @@ def test_rules_of_ones_own_come_first_and_may_be_classes():
         "reward/high": 1.0,
         "other_max": 3.0,
     }
+
+
+class Faulty:
+    """A rule that raises where its values say so, or gives what they say."""
+
+    def __init__(self) -> None:
+        self.given: list[float] = []
+
+    def add(self, value: float, weight: float) -> None:
+        if value < 0:
+            raise ValueError("below zero")
+        self.given.append(value)
+
+    def value(self) -> Any:
+        if 0 in self.given:
+            raise ZeroDivisionError("none to divide by")
+        return {7: "seven", 8: {"low": "eight"}}.get(int(sum(self.given)), sum(self.given))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "ZeroDivisionError: none to divide by"),
+        (7.0, "ValueError: could not convert string to float: 'seven'"),
+        (8.0, "ValueError: could not convert string to float: 'eight'"),
+    ],
+)
+def test_a_rule_of_ones_own_that_fails_costs_its_metric_and_no_other(value: float, text: str):
+    aggregator = Aggregator({"own/*": Faulty})
+    aggregator.add({"loss": 1.0, "own/a": value, "own/b": 2.0, "kl": math.nan})
+    with pytest.raises(AggregationError) as caught:
+        aggregator.take()
+
+    assert str(caught.value) == f"metric 'own/a': its rule Faulty (for 'own/*') failed: {text}"
+    assert caught.value.metrics == {"loss": 1.0, "own/b": 2.0, "kl/not_finite": 1.0}
+    assert isinstance(caught.value.__cause__, (ValueError, ZeroDivisionError))
+    # The interval is over: the next one begins empty, with the same rules.
+    assert aggregator.take() == {}
+    aggregator.add({"loss": 3.0, "own/a": 1.0})
+    assert aggregator.take() == {"loss": 3.0, "own/a": 1.0}
+
+
+def test_one_that_fails_at_a_mini_batch_leaves_its_metric_out_of_the_interval():
+    aggregator = Aggregator({"own/*": Faulty})
+    aggregator.add({"own/a": 1.0, "own/b": 1.0})
+    with pytest.raises(
+        AggregationError, match=r"^metric 'own/a': its rule Faulty .* ValueError: below zero$"
+    ) as caught:
+        aggregator.add({"own/a": [1.0, -1.0], "own/b": 2.0, "loss": 2.0})
+    aggregator.add({"own/a": -1.0, "own/b": 3.0})
+
+    assert caught.value.metrics == {}
+    assert aggregator.take() == {"own/b": 6.0, "loss": 2.0}
+    aggregator.add({"own/a": 4.0})
+    assert aggregator.take() == {"own/a": 4.0}
+
+
+def test_all_that_fail_are_named():
+    aggregator = Aggregator({"own/*": Faulty})
+    aggregator.add({"own/a": 0.0, "own/b": 0.0})
+    with pytest.raises(AggregationError, match=r"^metric 'own/a': .*; metric 'own/b': "):
+        aggregator.take()
+
+
+def test_a_rule_of_which_no_object_can_be_made_is_refused():
+    with pytest.raises(BadSettings, match=r"the rule for 'x' is .*; no object of it can be made: TypeError"):
+        Aggregator({"x": lambda needed: needed})  # type: ignore[misc, arg-type, dict-item]
 
 
 def test_arrays_count_value_by_value():

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +137,53 @@ def test_with_a_filter_it_is_replaced_in_sync_mode_too(make: Make, queue: Queue,
     assert queue.take(make(**settings), 1)[0] == ["refill0"]
 
 
+@pytest.mark.parametrize("kwargs", [{"empty_groups": "keep"}, {"strict": True}])
+def test_with_a_switch_it_is_sampled_in_async_mode_and_the_batch_is_short(
+    make: Make, queue: Queue, verl_classes: Any, kwargs: dict[str, Any]
+) -> None:
+    for buffer in (make(**ASYNC, sampler_kwargs=kwargs), theirs(verl_classes, **ASYNC)):
+        for uid, *values in (("empty", None, None), ("a", 0.0, 1.0), ("alone", None, None)):
+            queue.group(uid, "finished", *values, stamp=int(uid == "alone"))
+        batch, metrics = buffer.sample(global_steps=1, partition_id=queue.partition, batch_size=2)
+
+        assert (set(batch.keys), len(batch.tags), metrics) == ({"a_0_0", "a_1_0"}, 2, {})
+        assert queue.uids() == {"alone"}
+        assert queue.take(buffer, 1, global_steps=1) == ([], {})
+        assert queue.uids() == set()
+        queue.clear()
+
+
+@pytest.mark.parametrize("kwargs", [{"empty_groups": "keep"}, {"strict": True}])
+@pytest.mark.parametrize("mode", ["sync", "separate_async"])
+def test_with_a_switch_it_stops_the_run_where_there_is_a_filter(
+    make: Make, queue: Queue, verl_classes: Any, mode: str, kwargs: dict[str, Any]
+) -> None:
+    settings = {"trainer_mode": mode, "filter_groups_metric": "acc", "refill_fn": Refiller(queue)}
+    queue.group("good", "finished", 0.0, 1.0)
+    queue.group("empty", "finished")
+    with pytest.raises(MissingMetric, match="group 'empty' has no metric 'acc'"):
+        queue.take(make(**settings, sampler_kwargs=kwargs), 1)
+    with pytest.raises(RuntimeError, match="empty"):
+        queue.take(theirs(verl_classes, **settings), 1)
+
+    assert queue.uids() == {"good", "empty"}
+
+
+@pytest.mark.parametrize("kwargs", [{"empty_groups": "keep"}, {"strict": True}])
+def test_with_a_switch_it_is_kept_where_failed_ones_are_replaced(
+    make: Make, queue: Queue, verl_classes: Any, kwargs: dict[str, Any]
+) -> None:
+    for switch in (kwargs, None):
+        refill = Refiller(queue)
+        settings = {"sync_refill_failed_groups": True, "refill_fn": refill, "gen_batch_size": 1}
+        buffer = theirs(verl_classes, **settings) if switch is None else make(**settings, sampler_kwargs=switch)
+        queue.group("empty", "finished")
+        queue.group("failed", "failure")
+        assert set(queue.take(buffer, 2)[0]) == {"refill0"}
+        assert (refill.calls, queue.uids()) == ([1], set())
+        queue.clear()
+
+
 def test_a_session_without_a_trajectory_is_no_failure(make_each: Make, queue: Queue) -> None:
     """It is counted as one that finished with none, unless the rules say otherwise."""
     queue.group("short", "finished", 0.0, None)
@@ -244,6 +292,71 @@ def test_what_can_t_be_read_is_passed_over_with_one_warning(
     assert len(texts) == 3  # the keys that fit nowhere, the status, the stamp
 
 
+SWITCH_TAGS = pytest.mark.parametrize("kwargs", [{"unknown_tags": "raise"}, {"strict": True}])
+
+
+@SWITCH_TAGS
+@pytest.mark.parametrize(
+    "tag",
+    [
+        {"is_prompt": True, "status": "bogus", "global_steps": 0},
+        {"is_prompt": True, "global_steps": 0},
+        {"is_prompt": True, "status": "finished"},
+    ],
+    ids=["status", "no status", "no stamp"],
+)
+def test_with_a_switch_a_prompt_that_can_t_be_read_stops_the_run(
+    make: Make, queue: Queue, verl_classes: Any, tag: dict[str, Any], kwargs: dict[str, Any]
+) -> None:
+    buffers = make(**ASYNC, sampler_kwargs=kwargs), theirs(verl_classes, **ASYNC)
+    calls = [
+        call
+        for buffer in buffers
+        for call in (
+            lambda buffer=buffer: buffer.get_sampleable_count(0, queue.partition),
+            lambda buffer=buffer: buffer.wait_for_sampleable(0, queue.partition, 1),
+            lambda buffer=buffer: queue.take(buffer, 1),
+        )
+    ]
+    queue.group("good", "finished", 0.0)
+    queue.tag("strange", tag)
+    for call in calls:
+        with pytest.raises((ValueError, KeyError)):
+            call()
+    # Once it has been put right nothing of what was listed meanwhile is lost.
+    queue.group("strange", "running")
+
+    assert [buffer.get_sampleable_count(0, queue.partition) for buffer in buffers] == [1, 1]
+    assert queue.take(buffers[0], 1)[0] == ["good"]
+
+
+@SWITCH_TAGS
+def test_one_that_turns_up_while_a_sampler_waits_stops_it(
+    make: Make, queue: Queue, verl_classes: Any, kwargs: dict[str, Any]
+) -> None:
+    for buffer in (make(sampler_kwargs=kwargs), theirs(verl_classes)):
+        queue.group("later", "running")
+        waiting = Waiting(lambda buffer=buffer: queue.take(buffer, 1))
+        assert waiting.still_waits()
+        queue.status("later", "bogus")
+        with pytest.raises(ValueError, match="bogus"):
+            waiting.ended()
+        queue.group("later", "finished", 0.0)
+        assert queue.take(buffer, 1)[0] == ["later"]
+        queue.clear()
+
+
+@SWITCH_TAGS
+def test_with_the_switch_too_a_key_of_somebody_else_is_passed_over(
+    make: Make, queue: Queue, verl_classes: Any, kwargs: dict[str, Any]
+) -> None:
+    for buffer in (make(sampler_kwargs=kwargs), theirs(verl_classes)):
+        queue.tag("somebody's note", {"text": "hello"})
+        queue.group("good", "finished", 0.0)
+        assert queue.take(buffer, 1)[0] == ["good"]
+        queue.clear()
+
+
 def test_a_tag_that_is_put_right_counts(make: Make, queue: Queue) -> None:
     buffer = make(**ASYNC)
     queue.tag("late", {"status": "running"})
@@ -264,6 +377,115 @@ def test_a_group_that_others_clear_is_no_group(make: Make, queue: Queue) -> None
 
     assert buffer.get_sampleable_count(0, queue.partition) == 1
     assert queue.take(buffer, 1)[0] == ["b"]
+
+
+# Values that are no numbers ------------------------------------------------------------------------------
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("values", [[NAN, 1.0], [NAN, NAN], [INFINITE, INFINITE], [NAN]])
+@pytest.mark.parametrize("metric", ["acc", "reward"])
+def test_a_value_that_is_no_number_costs_its_session(
+    make: Make, queue: Queue, values: list[float], metric: str
+) -> None:
+    queue.group("strange", "finished", *values, metric=metric)
+    settings = {"filter_groups_metric": metric, "refill_fn": Refiller(queue, 0.0, 1.0)}
+    if metric == "reward":
+        settings["refill_fn"] = lambda count: queue.group("refill0", "finished", 0.0, 1.0, metric="reward")
+    uids, metrics = queue.take(make(**ASYNC, **settings), 1)
+
+    assert uids == ["refill0"]
+    assert metrics == {"validation/rollout_failure/evicted_samples": 1}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in verl's own buffer.
+@pytest.mark.parametrize("kwargs", [{"not_finite": "keep"}, {"strict": True}])
+@pytest.mark.parametrize("values", [[NAN, 1.0], [NAN, NAN], [INFINITE, INFINITE], [1.0, -INFINITE], [NAN]])
+@pytest.mark.parametrize("metric", ["acc", "reward"])
+@pytest.mark.parametrize("mode", ["sync", "separate_async"])
+def test_with_a_switch_its_group_is_kept(
+    make: Make, queue: Queue, verl_classes: Any, mode: str, metric: str, values: list[float], kwargs: dict[str, Any]
+) -> None:
+    refill = Refiller(queue)
+    settings = {"trainer_mode": mode, "filter_groups_metric": metric, "refill_fn": refill, "train_batch_size": 1}
+    for buffer in (make(**settings, sampler_kwargs=kwargs), theirs(verl_classes, **settings)):
+        queue.group("strange", "finished", *values, metric=metric)
+        batch, metrics = buffer.sample(global_steps=0, partition_id=queue.partition, batch_size=1)
+
+        assert set(batch.keys) == {f"strange_{session}_0" for session in range(len(values))}
+        assert (metrics, refill.calls) == ({}, [])
+        queue.clear()
+
+
+def test_a_value_that_is_missing_beside_one_that_is_no_number_is_missing(
+    make: Make, queue: Queue, verl_classes: Any
+) -> None:
+    settings = {**ASYNC, "filter_groups_metric": "acc", "refill_fn": Refiller(queue)}
+    queue.group("bad", "finished", NAN)
+    queue.row("bad_1_0", 1.0, metric="other")
+    queue.status("bad", "finished")
+    with pytest.raises(MissingMetric, match="session 1 of group 'bad' has no metric 'acc'"):
+        queue.take(make(**settings, sampler_kwargs={"not_finite": "keep"}), 1)
+    with pytest.raises(RuntimeError, match="bad"):
+        queue.take(theirs(verl_classes, **settings), 1)
+
+
+# Restarts ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dispatched_anew(queue: Queue) -> Callable[..., list[str]]:
+    """What is sampled after a restart at version 5 with a group that was in flight since version 0, and which verl's
+    trainer dispatches anew."""
+
+    def sampled(construct_one: Callable[[Refiller], Any], status: str = "running") -> list[str]:
+        queue.group("flying", status, 0.0)
+        first = construct_one(Refiller(queue))
+        assert first.get_sampleable_count(0, queue.partition) == 0
+        if hasattr(first, "close"):
+            first.close()
+        queue.clear("flying_0_0")
+        queue.status("flying", "pending", stamp=5)
+        second = construct_one(Refiller(queue, 0.0, stamp=5))
+        assert second.get_sampleable_count(5, queue.partition) == 0
+        queue.group("flying", "finished", 0.0, stamp=5)
+        found = queue.take(second, 1, global_steps=5)[0]
+        queue.clear()
+        return found
+
+    return sampled
+
+
+STALE = {**ASYNC, "max_off_policy_threshold": 1}
+
+
+@pytest.mark.parametrize("status", ["pending", "running"])
+def test_a_group_that_was_in_flight_over_a_restart_is_as_old_as_it_is(
+    make: Make, dispatched_anew: Callable[..., list[str]], tmp_path: Path, status: str
+) -> None:
+    kwargs = {"log": str(tmp_path / "run")}
+    found = dispatched_anew(lambda refill: make(**STALE, refill_fn=refill, sampler_kwargs=kwargs), status)
+
+    assert found == ["refill0"]
+
+
+@pytest.mark.parametrize("kwargs", [{"restart_age": "restart"}, {"strict": True}])
+@pytest.mark.parametrize("status", ["pending", "running"])
+def test_with_a_switch_it_is_as_young_as_the_restart(
+    make: Make,
+    dispatched_anew: Callable[..., list[str]],
+    verl_classes: Any,
+    tmp_path: Path,
+    status: str,
+    kwargs: dict[str, Any],
+) -> None:
+    settings = {"log": str(tmp_path / "run"), **kwargs}
+
+    assert dispatched_anew(lambda refill: theirs(verl_classes, **STALE, refill_fn=refill), status) == ["flying"]
+    assert dispatched_anew(lambda refill: make(**STALE, refill_fn=refill, sampler_kwargs=settings), status) == [
+        "flying"
+    ]
 
 
 # Sizes ---------------------------------------------------------------------------------------------------

@@ -120,6 +120,27 @@ def test_what_a_look_led_to_is_flushed_once(make: Make, training: Queue, tmp_pat
     assert commits == [4 * 6]  # submitted, two started, two finished, its end
 
 
+def test_a_run_that_does_all_as_verl_does_has_a_log_that_can_be_true(
+    make: Make, training: Queue, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    kwargs = {"log": str(run), "strict": True, "filter_groups_metric": "acc", "rules": {"on_missing": "keep"}}
+    buffer = make(**ASYNC, sampler_kwargs=kwargs, refill_fn=Refiller(training))
+    training.group("flying", "running")
+    training.group("empty", "finished")
+    training.group("strange", "finished", float("nan"), 1.0)
+    assert set(training.take(buffer, 2, global_steps=1)[0]) == {"strange"}
+    training.status("flying", "pending", stamp=1)
+    buffer.get_sampleable_count(1, "train")
+    buffer.close()
+
+    assert "nothing is wrong" in shell("check", run)
+    assert "no number: acc" in shell("log", run)
+    (sampled,) = events(run, ev.BatchSampled)
+    assert set(sampled.group_ids) == {"empty", "strange"}
+    assert [event.weight_version for event in events(run, ev.GroupRequeued)] == [1]
+
+
 def test_training_and_validation_are_in_one_log(make: Make, training: Queue, tmp_path: Path) -> None:
     held_out = Queue("val")
     held_out.group("v", "finished", 1.0)
@@ -146,6 +167,15 @@ def test_a_log_has_one_writer(make: Make, tmp_path: Path) -> None:
     make(sampler_kwargs={"log": str(tmp_path / "run")})
     with pytest.raises(LogInUse):
         make(sampler_kwargs={"log": str(tmp_path / "run")})
+
+
+def test_a_buffer_of_which_nobody_asked_anything_lets_go_of_its_log(make: Make, tmp_path: Path) -> None:
+    settings = {"sampler_kwargs": {"log": str(tmp_path / "run")}}
+    first = make(**settings)
+    first.close()
+    first.close()
+
+    assert make(**settings).log_path == str(tmp_path / "run")
 
 
 def test_a_log_is_taken_from_another_host_on_demand(make: Make, tmp_path: Path) -> None:
@@ -292,6 +322,79 @@ def test_so_it_does_where_it_validates_first(trainer: Trainer) -> None:
     held_out.clear()
     trainer.end()
     assert [event.weight_version for event in events(trainer.log, ev.RunRewound)] == [2]
+
+
+def test_a_group_that_was_in_flight_at_the_checkpoint_and_is_dispatched_again_is_sampled_when_it_ends(
+    trainer: Trainer,
+) -> None:
+    trained(trainer, 2)
+    # verl puts back what was listed at the checkpoint, and dispatches anew what was in flight then.
+    trainer.training.status("g3", "pending", stamp=2)
+    trainer.training.status("g4", "running", stamp=2)
+    assert trainer.buffer.get_sampleable_count(3, "train") == 0
+    trainer.training.group("g4", "finished", 0.0, stamp=2)
+
+    assert trainer.sample(3) == ["g4"]
+    assert trainer.training.uids() == {"g3"}
+    trainer.training.group("g3", "finished", 0.0, 1.0, stamp=2)
+    assert trainer.buffer.wait_for_sampleable(4, "train", 1)[0] == {"g3"}
+    assert trainer.sample(4) == ["g3"]
+    assert trainer.training.uids() == set()
+    trainer.end()
+    assert [event.group_ids for event in events(trainer.log, ev.BatchSampled)][-2:] == [("g4+2",), ("g3+2",)]
+
+
+def test_so_it_is_when_the_trainer_dies_again_meanwhile(trainer: Trainer) -> None:
+    trained(trainer, 2)
+    trainer.training.status("g3", "pending", stamp=2)
+    assert trainer.buffer.get_sampleable_count(3, "train") == 0
+    kill(trainer.buffer)
+    trainer.begin()
+    assert trainer.buffer.get_sampleable_count(3, "train") == 0
+    trainer.training.group("g3", "finished", 0.0, 1.0, stamp=2)
+
+    assert trainer.sample(3) == ["g3"]
+    trainer.end()
+    assert [event.group_id for event in events(trainer.log, ev.GroupSubmitted)] == ["g1", "g2", "g3", "g4", "g3+2"]
+
+
+def test_it_is_dispatched_a_third_time_where_that_one_has_ended_too(trainer: Trainer) -> None:
+    trained(trainer, 2)
+    for _ in range(2):
+        trainer.training.status("g3", "running", stamp=2)
+        assert trainer.buffer.get_sampleable_count(3, "train") == 0
+        trainer.training.group("g3", "finished", 0.0, 1.0, stamp=2)
+        assert trainer.buffer.get_sampleable_count(3, "train") == 1
+        kill(trainer.buffer)
+        trainer.training.clear()
+        trainer.training.status("g3", "pending", stamp=2)
+        trainer.begin()
+        assert trainer.buffer.get_sampleable_count(3, "train") == 0
+        kill(trainer.buffer)
+        trainer.begin()
+
+    assert trainer.training.uids() == {"g3"}
+    trainer.training.group("g3", "finished", 0.0, 1.0, stamp=2)
+    assert trainer.sample(3) == ["g3"]
+    trainer.end()
+    submitted = [event.group_id for event in events(trainer.log, ev.GroupSubmitted)]
+    assert submitted == ["g1", "g2", "g3", "g4", "g3+2", "g3+3", "g3+4"]
+
+
+@pytest.mark.parametrize(("kwargs", "stamp"), [({}, 3), ({"restart_age": "restart"}, 2)])
+def test_it_is_as_old_as_it_was_or_as_the_restart(
+    trainer: Trainer, make: Make, kwargs: dict[str, Any], stamp: int
+) -> None:
+    trained(trainer, 2)
+    trainer.buffer.close()
+    run = trainer.log
+    buffer = make(**ASYNC, sampler_kwargs={"log": str(run), **kwargs})
+    trainer.training.status("g4", "pending", stamp=2)
+    trainer.training.status("g3", "pending", stamp=2)
+    buffer.get_sampleable_count(3, "train")
+    buffer.close()
+
+    assert [event.weight_version for event in events(run, ev.GroupSubmitted) if event.group_id == "g3+2"] == [stamp]
 
 
 def test_without_a_mark_another_log_is_begun(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:

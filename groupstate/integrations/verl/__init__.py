@@ -9,6 +9,6 @@ changed, and does in TransferQueue what was decided.
 
 from groupstate.integrations.verl.buffer import ReplayBuffer, ReplayBufferAsync
 from groupstate.integrations.verl.options import BadVerlConfig
-from groupstate.integrations.verl.run import NothingToTrainOn
+from groupstate.integrations.verl.run import NothingToTrainOn, UnknownTag
 
-__all__ = ["BadVerlConfig", "NothingToTrainOn", "ReplayBuffer", "ReplayBufferAsync"]
+__all__ = ["BadVerlConfig", "NothingToTrainOn", "ReplayBuffer", "ReplayBufferAsync", "UnknownTag"]

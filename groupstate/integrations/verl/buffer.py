@@ -115,7 +115,7 @@ class ReplayBuffer:
         """How many groups could be sampled at `global_steps`. Takes, clears and replaces nothing."""
         run = self._run(partition_id, global_steps)
         run.look(partition_id)
-        return len(run.feed.sampleable(weight_version=int(global_steps), partition=kind_of(partition_id)))
+        return len(run.sampleable(kind_of(partition_id), int(global_steps)))
 
     def wait_for_sampleable(
         self, global_steps: int, partition_id: str, target_count: int
@@ -145,7 +145,7 @@ class ReplayBuffer:
         while True:
             run.look(partition_id)
             again = run.act(partition_id)
-            ready = run.feed.sampleable(partition=kind)
+            ready = run.sampleable(kind)
             if len(ready) >= count and run.feed.held_by(kind) is None:
                 return set(ready), run.told(partition_id)
             if not again:

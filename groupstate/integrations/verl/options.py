@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, get_args
 import attrs
 
 from groupstate.core.arguments import integer, integer_or_none, seconds, shown
+from groupstate.core.near import nearest
 from groupstate.core.rules import Rules
 from groupstate.core.typed_settings import unknown_key
 from groupstate.errors import BadSettings
@@ -37,6 +38,10 @@ ENDLESS: Final = 2**62
 
 Ties = Literal["submission", "set"]
 UidSplit = Literal["right", "left"]
+EmptyGroups = Literal["evict", "keep"]
+UnknownTags = Literal["skip", "raise"]
+NotFinite = Literal["fail", "keep"]
+RestartAge = Literal["recorded", "restart"]
 Metrics = Literal["verl", "all"]
 
 
@@ -65,6 +70,12 @@ class Options:
     """Order of groups of the same age that are first seen at the same time: as listed, or that of a set, as in verl."""
     uid_split: UidSplit = "right"
     """Which underscore of a trajectory's key ends the uid: the last but one, or the first, as in verl."""
+    unknown_tags: UnknownTags = "skip"
+    """What a prompt's tag that can't be read does: it is passed over with one warning, or it raises, as in verl."""
+    not_finite: NotFinite = "fail"
+    """What a value of the filter's metric does that is no number: its session has failed, or the group is kept."""
+    restart_age: RestartAge = "recorded"
+    """How old a group in flight is that was dispatched anew: as the log has it, or as its tag says, as in verl."""
     metrics: Metrics = "verl"
     """What comes with a batch: verl's metrics, or those of groupstate besides."""
     stall_s: float = STALL_S
@@ -84,7 +95,7 @@ class Given:
     trainer_config: Any = None
     has_refill_fn: bool = False
     direct: Mapping[str, Any] = attrs.field(factory=dict)
-    """Verl's further keywords, without those that were left out."""
+    """Verl's further keywords; None where one was left out."""
 
 
 VERL_OPTIONS: Final = (
@@ -106,6 +117,10 @@ OWN_OPTIONS: Final = (
     "strict",
     "ties",
     "uid_split",
+    "empty_groups",
+    "unknown_tags",
+    "not_finite",
+    "restart_age",
     "metrics",
     "stall_s",
     "timeout_s",
@@ -136,7 +151,8 @@ class _Reader:
         for name in kwargs:
             if name not in (*VERL_OPTIONS, *OWN_OPTIONS):
                 raise BadVerlConfig(unknown_key(str(name), (*VERL_OPTIONS, *OWN_OPTIONS), "sampler_kwargs"))
-        self.values = {name: value for name, value in {**kwargs, **given.direct}.items() if value is not None}
+        direct = {name: value for name, value in given.direct.items() if value is not None}
+        self.values = {name: value for name, value in {**kwargs, **direct}.items() if value is not None}
         self.strict = self._truth("strict")
         self.metric = self._metric()
         self.refills_failed = self._refills_failed()
@@ -159,6 +175,9 @@ class _Reader:
             take_over=self._truth("take_over"),
             ties=self._one_of("ties", Ties, "set" if self.strict else "submission"),
             uid_split=self._one_of("uid_split", UidSplit, "left" if self.strict else "right"),
+            unknown_tags=self._one_of("unknown_tags", UnknownTags, "raise" if self.strict else "skip"),
+            not_finite=self._one_of("not_finite", NotFinite, "keep" if self.strict else "fail"),
+            restart_age=self._one_of("restart_age", RestartAge, "restart" if self.strict else "recorded"),
             metrics=self._one_of("metrics", Metrics, "verl"),
             stall_s=self._stall_s(),
             timeout_s=None if "timeout_s" not in self.values else seconds("timeout_s", self.values["timeout_s"]),
@@ -260,6 +279,7 @@ class _Reader:
         changes.setdefault("stall_s", self._stall_s())
         if self.strict:
             changes.setdefault("eviction_streak_max", ENDLESS)
+        empty = changes.get("empty", self._empty())
         size = integer("train_batch_size", self.train_batch_size or 1, least=1, error=BadVerlConfig)
         if not self.sync:
             return Rules.verl_async(
@@ -269,16 +289,22 @@ class _Reader:
                 filter_groups_metric=self.metric,
                 strict=self.strict,
                 **changes,
-            ).changed(batch_size=None)
+            ).changed(batch_size=None, empty=empty)
         if self.refills_failed:
             changes["sync_refill_failed_groups"] = True
-        else:
-            changes.setdefault("empty", "keep")
         if self.metric is not None:
             changes["max_inflight_gen_batches"] = self._in_flight()
             changes["gen_batch_size"] = self.gen_batch_size
         rules = Rules.verl_sync(size, filter_groups_metric=self.metric, strict=self.strict, **changes)
-        return rules if self.metric is not None else rules.changed(batch_size=None)
+        return rules.changed(empty=empty) if self.metric is not None else rules.changed(batch_size=None, empty=empty)
+
+    def _empty(self) -> str:
+        """What becomes of a group without any trajectory. verl replaces failed ones in async mode and where it is told
+        to, and keeps all others; with a filter a finished one stops it."""
+        evicts = self._one_of("empty_groups", EmptyGroups, "keep" if self.strict else "evict") == "evict"
+        if not self.sync or self.refills_failed:
+            return "refill" if evicts else "keep_finished"
+        return "keep" if evicts and self.metric is not None else "keep_all"
 
     def _strategy(self) -> Literal["drop", "wait"]:
         # Without a bound there is nothing to wait for.
@@ -315,7 +341,9 @@ class _Reader:
     def _one_of(self, name: str, kind: Any, default: Any) -> Any:
         value, known = self.values.get(name, default), get_args(kind)
         if value not in known:
-            raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {', '.join(known)}")
+            near = nearest(value, known) if isinstance(value, str) else []
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {', '.join(known)}{hint}")
         return value
 
 

@@ -36,6 +36,10 @@ class Listed:
     def ended(self) -> bool:
         return self.tag is not None and self.tag.get("status") in ENDED
 
+    @property
+    def in_flight(self) -> bool:
+        return self.tag is not None and self.tag.get("status") in ("pending", "running")
+
 
 @attrs.frozen
 class Changes:
@@ -144,13 +148,14 @@ class Partition:
     def _in_order(self, uids: list[str]) -> list[str]:
         return list(set(uids)) if self._unordered else uids
 
-    def row(self, key: str, metrics: Mapping[str, float]) -> ReportedRow:
+    def row(self, key: str, metrics: Mapping[str, float], not_finite: tuple[str, ...] = ()) -> ReportedRow:
         """A trajectory as its tag tells it."""
         tag = self.tags[key]
         oldest, newest = _count(tag, "min_global_steps"), _count(tag, "max_global_steps")
         known = oldest is not None and newest is not None and oldest <= newest
         return ReportedRow(
             metrics=metrics,
+            not_finite=not_finite,
             prompt_tokens=_count(tag, "prompt_len") or 0,
             response_tokens=_count(tag, "response_len") or 0,
             versions=(oldest, newest) if known else None,  # type: ignore[arg-type]
@@ -236,5 +241,5 @@ def _extra_info(fields: Any) -> Mapping[str, Any]:
 def _number(value: Any) -> float | None:
     try:
         return None if value is None else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

@@ -5,15 +5,19 @@ Rule 2: what the core evicts is cleared; what it samples keeps its trajectories,
 """
 
 import itertools
+import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
 from groupstate.core import events as ev
+from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
-from groupstate.errors import SampleError
+from groupstate.errors import BadInput, SampleError
+from groupstate.integrations.verl.lives import Lives
 from groupstate.integrations.verl.metrics import Evictions
 from groupstate.integrations.verl.options import VALIDATION, Options
 from groupstate.integrations.verl.queue import Partition, Place
@@ -26,13 +30,17 @@ from groupstate.runtime.controller import Waiter
 from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.observed import Sampled, StatusFeed, Steps
 from groupstate.runtime.recovery import CheckpointMark
-from groupstate.runtime.reported import ENDED, Reported, ReportedRow, RowKey
+from groupstate.runtime.reported import ENDED, Reported, ReportedRow, RowKey, malformed
 
 log = Logger("groupstate.verl")
 
 
+class UnknownTag(BadInput, ValueError):
+    """A prompt's tag that can't be read, where the configuration says that it stops the run."""
+
+
 class NothingToTrainOn(SampleError, RuntimeError):
-    """A batch of failed groups of which none has a trajectory."""
+    """A batch of sync mode in which no group has a trajectory."""
 
 
 def kind_of(partition: str) -> ev.Partition:
@@ -71,11 +79,15 @@ class VerlRun:
         self._path = log_path
         self._log = self._opened(log_path)
         self._feed: StatusFeed | None = None
+        self._closed = False
         self._partitions: dict[str, Partition] = {}
         self._begun_anew = False
         """The log was there already, and what it owed has not been given up yet."""
         self._out: list[int] = []
         """Batches of training groups that are with the trainer."""
+        self._lives = Lives()
+        self._known: set[str] = set()
+        """Partitions of which it is known which group each uid is."""
         self._folded: dict[str, dict[Place, Place]] = {}
         """Of groups with more sessions than they were submitted with: where the log has which trajectory."""
 
@@ -94,6 +106,11 @@ class VerlRun:
                 self._commit_out()
             self._feed.close()
             self._feed = None
+        elif not self._closed:
+            # Nobody asked for anything, so that no run was begun in it.
+            with suppress(StopIteration):
+                self._log.aclose().send(None)
+        self._closed = True
 
     # The log -----------------------------------------------------------------------------------------
 
@@ -115,7 +132,8 @@ class VerlRun:
         self._feed = self._begun(weight_version, lambda ledger: self._resumed(ledger, done))
         listed = self._partition(self._training)
         listed.look()
-        lost = [uid for uid in listed.listed() if self._feed.book.departed.get(uid) is Phase.COMMITTED]
+        book, uids = self._feed.book, listed.listed()
+        lost = [uid for uid in uids if book.departed.get(self._lives.latest(book, uid)) is Phase.COMMITTED]
         if lost:
             self._begin_another(len(lost), weight_version)
         self.feed.ledger.observers.append(self.evictions.note)
@@ -129,6 +147,7 @@ class VerlRun:
             weight_version=weight_version,
             resume=resume,
             steps=self._steps,
+            restamps=self.options.restart_age == "restart",
         )
 
     @staticmethod
@@ -163,6 +182,7 @@ class VerlRun:
         )
         self._path = path
         self._log = self._opened(path)
+        self._closed = False
         self._feed = self._begun(weight_version, lambda ledger: None)
 
     # Looking -----------------------------------------------------------------------------------------
@@ -175,23 +195,34 @@ class VerlRun:
         return self._partitions[name]
 
     def look(self, name: str) -> None:
-        """Take in what changed in a partition since the last look."""
+        """Take in what changed in a partition since the last look.
+
+        Raises:
+            UnknownTag: a prompt's tag can't be read, and the configuration says that this is an error. Nothing is
+                taken in then, and all that is listed is looked at again at the next look.
+        """
         partition = self._partition(name)
         first = not partition.seen
         changes = partition.look()
         changed = partition.listed() if first else changes.changed
-        removed = changes.removed
+        if name not in self._known:
+            self._known.add(name)
+            for uid in changed:
+                self._lives.find(self.feed.book, uid, in_flight=partition.groups[uid].in_flight)
+        removed = list(map(self._lives.id_of, changes.removed))
         if first:
             # What the log has of an earlier process and isn't there any more.
-            kind, there = kind_of(name), set(changed)
+            kind, there = kind_of(name), set(map(self._lives.id_of, changed))
             removed = [
                 group.group_id
                 for group in self.feed.book.groups.values()
                 if group.partition == kind and group.phase is not Phase.SAMPLED and group.group_id not in there
             ]
-            partition.seen = True
-        self.feed.observe_changes(self._reports(partition, changed), removed)
-        for uid in removed:
+        partition.seen = False
+        reports = self._reports(partition, changed)
+        partition.seen = True
+        self.feed.observe_changes({self._lives.id_of(uid): report for uid, report in reports.items()}, removed)
+        for uid in changes.removed:
             self._folded.pop(uid, None)
         if self._begun_anew and name != VALIDATION:
             # A trainer that starts fills up its batches ahead by its own count of what is listed.
@@ -202,11 +233,19 @@ class VerlRun:
         kind = kind_of(partition.name)
         uids = [uid for uid in changed if self._is_of(uid, kind)]
         metrics = self._metrics_of(partition, uids) if kind == ev.TRAIN else {}
-        return {uid: self._report(partition, uid, kind, metrics) for uid in uids}
+        reports = {uid: self._report(partition, uid, kind, metrics) for uid in uids}
+        if self.options.unknown_tags == "raise":
+            for uid, report in reports.items():
+                if problem := malformed(uid, report):
+                    raise UnknownTag(f"the prompt {uid!r} of partition {partition.name!r} can't be read: {problem}")
+        return reports
+
+    def _group(self, uid: str) -> Group | None:
+        return self.feed.book.groups.get(self._lives.id_of(uid))
 
     def _is_of(self, uid: str, kind: ev.Partition) -> bool:
         """Whether an id means the group that it means in the log: nothing hinders a uid in two partitions."""
-        group = self.feed.book.groups.get(uid)
+        group = self._group(uid)
         if group is None or group.partition == kind:
             return True
         log.warning("a uid is in two partitions; the later one is passed over", group=uid, partition=kind)
@@ -218,25 +257,38 @@ class VerlRun:
         status = tag.get("status")
         rows: dict[Place, ReportedRow] = {}
         if status in ENDED:
-            rows = {
-                place: partition.row(key, {self.rules.filter_metric: metrics[key]} if key in metrics else {})  # type: ignore[dict-item]
-                for place, key in listed.rows.items()
-            }
-        if status == "finished" and not rows and self.rules.keeps_empty and not self.rules.filter_metric:
-            # verl samples such a group and pads the batch, as it does with a failed one.
-            status = "failure"
+            rows = {place: self._row(partition, key, metrics.get(key)) for place, key in listed.rows.items()}
         size = self._size(uid, kind, status, rows)
         return Reported(
             status=status,  # type: ignore[arg-type]
-            stamp=tag.get("global_steps"),  # type: ignore[arg-type]
+            stamp=self._stamp(uid, tag),  # type: ignore[arg-type]
             size=size,
             partition=kind,
             rows=rows if size is None else self._fitting(uid, status, rows, size),
         )
 
+    def _stamp(self, uid: str, tag: Mapping[str, Any]) -> object:
+        """The tag's version; of a prompt that was dispatched anew that of the group that it was, where ages stay."""
+        if self.options.restart_age == "recorded" and (before := self._lives.before(uid)) is not None:
+            group = self.feed.book.groups.get(before)
+            if group is not None:
+                return group.stamp
+        return tag.get("global_steps")
+
+    def _row(self, partition: Partition, key: str, value: float | None) -> ReportedRow:
+        """A trajectory with its value of the filter's metric, if it has one."""
+        if value is None:
+            return partition.row(key, {})
+        metric = self.rules.filter_metric
+        assert metric is not None
+        if self.options.not_finite == "fail" or math.isfinite(value):
+            return partition.row(key, {metric: value})
+        log.warning("a value is no number, and its group is kept", partition=partition.name, key=key, value=repr(value))
+        return partition.row(key, {}, not_finite=(metric,))
+
     def _size(self, uid: str, kind: ev.Partition, status: object, rows: dict[Place, ReportedRow]) -> int | None:
         """Sessions of a group: those it was submitted with, else those that are configured or seen."""
-        group = self.feed.book.groups.get(uid)
+        group = self._group(uid)
         if group is not None:
             return group.size
         configured = self.options.group_size if kind == ev.TRAIN else self.options.val_group_size
@@ -275,13 +327,21 @@ class VerlRun:
             return {}
         keys: list[str] = []
         for uid in uids:
-            group, listed = self.feed.book.groups.get(uid), partition.groups[uid]
+            group, listed = self._group(uid), partition.groups[uid]
             # Of a group that has ended here, late trajectories count for nothing.
             if (listed.tag or {}).get("status") == "finished" and (group is None or group.phase not in TERMINAL):
                 keys += listed.rows.values()
         return partition.values(keys, self.rules.filter_metric)
 
     # Doing -------------------------------------------------------------------------------------------
+
+    def _uids(self, group_ids: Iterable[str]) -> list[str]:
+        """What these groups are listed as."""
+        return [uid for group_id in group_ids if (uid := self._lives.uid_of(group_id)) is not None]
+
+    def sampleable(self, kind: ev.Partition, weight_version: int | None = None) -> list[str]:
+        """Uids of the groups that could be sampled, oldest first."""
+        return self._uids(self.feed.sampleable(weight_version=weight_version, partition=kind))
 
     def advance(self, weight_version: int) -> None:
         """The trainer is at this version: what it was given before is trained on."""
@@ -312,7 +372,7 @@ class VerlRun:
 
     def act(self, name: str) -> bool:
         """Clear what was evicted and replace it; True if TransferQueue is worth another look at once."""
-        evicted = self.feed.take_evicted()
+        evicted = self._uids(self.feed.take_evicted())
         for partition in self._partitions.values():
             partition.clear(key for uid in evicted for key in partition.keys_of(uid))
         if kind_of(name) != ev.TRAIN:
@@ -340,22 +400,23 @@ class VerlRun:
         """The batch that was waited for, out of TransferQueue's prompts; None if it isn't there yet.
 
         Raises:
-            NothingToTrainOn: no group of it has a trajectory.
+            NothingToTrainOn: no group of it has a trajectory, in sync mode; else such a batch is empty, as verl's.
             SampleError: it can't come.
         """
         sampled = self.feed.answer(waiter)
         if sampled is None:
             return None
         partition = self._partition(name)
-        if kind_of(name) == ev.TRAIN and not sampled.keys:
+        if kind_of(name) == ev.TRAIN and self.rules.mode == "sync" and not sampled.keys:
             self.feed.release(sampled)
             raise NothingToTrainOn(
-                f"{len(sampled.groups)} failed groups were sampled and none has a trajectory; "
-                "trainer.v1.sampler.sync_refill_failed_groups=True replaces such groups"
+                f"{len(sampled.groups)} groups were sampled and none has a trajectory; "
+                "trainer.v1.sampler.sync_refill_failed_groups=True replaces failed groups without any"
             )
         keys = [key for row in sampled.keys if (key := self._key_of(partition, row)) is not None]
-        partition.clear(sampled.group_ids)
-        for uid in sampled.group_ids:
+        uids = self._uids(sampled.group_ids)
+        partition.clear(uids)
+        for uid in uids:
             self._folded.pop(uid, None)
         if kind_of(name) == ev.TRAIN:
             self._out.append(sampled.batch)
@@ -365,6 +426,7 @@ class VerlRun:
 
     def _key_of(self, partition: Partition, row: RowKey) -> str | None:
         """A trajectory's key; None if somebody has taken it out, as can be in validation, where nothing is evicted."""
-        place = (row.session, row.index)
-        rows = partition.groups[row.group_id].rows
-        return rows.get(self._folded.get(row.group_id, {}).get(place, place))
+        uid, place = self._lives.uid_of(row.group_id), (row.session, row.index)
+        if uid is None:
+            return None
+        return partition.groups[uid].rows.get(self._folded.get(uid, {}).get(place, place))

@@ -171,8 +171,8 @@ class _Play:
         if arrival.cancel is not None:
             after_ns, seq = arrival.cancel
             self._at(self.now_ns + after_ns, seq, lambda: self._end(group_id, CANCELLED))
-        for after_ns, seq in arrival.requeues:
-            self._at(self.now_ns + after_ns, seq, lambda: self._requeue(group_id, "requeued"))
+        for after_ns, seq, stamp in arrival.requeues:
+            self._at(self.now_ns + after_ns, seq, functools.partial(self._requeue, group_id, stamp))
         self._due(group_id)
 
     def _due(self, group_id: str) -> None:
@@ -344,10 +344,10 @@ class _Play:
         if group is not None and group.in_flight and group.requeue_count == requeues:
             self.controller.end(group_id, ending)
 
-    def _requeue(self, group_id: str, reason: str) -> None:
+    def _requeue(self, group_id: str, stamp: int | None) -> None:
         group = self.book.groups.get(group_id)
         if group is not None and group.in_flight:
-            self.ledger.record(ev.GroupRequeued(group_id, reason))
+            self.ledger.record(ev.GroupRequeued(group_id, "requeued", weight_version=stamp))
             self.ledger.settle()
 
     def end(self, group_id: str, ending: Ending) -> bool:

@@ -78,8 +78,8 @@ class Arrival:
     sessions: list[list[Attempt]]
     cancel: tuple[int, int] | None = None
     """`run.cancel`: how long after the submission, and the seq of the last end that it made."""
-    requeues: list[tuple[int, int]] = attrs.Factory(list)
-    """`run.requeue`: how long after the submission, and the seq."""
+    requeues: list[tuple[int, int, int | None]] = attrs.Factory(list)
+    """`run.requeue`: how long after the submission, the seq, and the new stamp where there is one."""
     spare: dict[int, tuple[int, int]] = attrs.Factory(dict)
     """How long the sessions that weren't needed took to end, and the seq of the last end; by how often the group had
     started over."""
@@ -281,7 +281,8 @@ class _Reader:
             if event.reason.startswith(CLOSED):
                 self._close(record)
             elif event.reason != RECOVERY:
-                arrival.requeues.append((record.at_ns - self.submitted_ns[event.group_id], record.seq))
+                after_ns = record.at_ns - self.submitted_ns[event.group_id]
+                arrival.requeues.append((after_ns, record.seq, event.weight_version))
         for session in range(len(arrival.sessions)):
             attempt = self.open.pop((event.group_id, session), None)
             if attempt is not None:

@@ -80,7 +80,7 @@ def _samples_failed(world: World) -> bool:
     if world.validation:
         return True
     in_part = world.sessions > 1 and rules.failure == "keep"
-    return rules.mode == "sync" and (in_part or rules.empty == "keep")
+    return rules.mode == "sync" and (in_part or Phase.FAILURE in rules.kept_empty)
 
 
 def _settles_in_part(world: World) -> bool:
@@ -100,7 +100,7 @@ def _evicts_failed(world: World) -> bool:
         return False
     if rules.mode == "async" or rules.failure == "refill" or _gives_up(world) or _may(world, "damage"):
         return True
-    return rules.empty != "keep" and (empties or _may(world, "fail") >= world.sessions)
+    return Phase.FAILURE not in rules.kept_empty and (empties or _may(world, "fail") >= world.sessions)
 
 
 def _late(condition: Callable[[World], bool] = _always) -> Callable[[World], bool]:

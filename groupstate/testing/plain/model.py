@@ -134,10 +134,12 @@ class Model(Run):
         return ""
 
     def _values(self, g: Group) -> list[float | None]:
-        """What the filter looks at; None where the metric is missing."""
+        """What the filter looks at; None where the metric is missing, as in a group that is kept without a row."""
         metric = self.rules.filter_metric
-        if metric is None or g.phase != "finished":
+        if metric is None or g.phase != "finished" or not self.is_sampleable(g):
             return []
+        if not g.rows:
+            return [None]
         if self.rules.per == "trajectory":
             return [row.metrics.get(metric) for row in g.rows]
         return [session.rows[-1].metrics.get(metric) for session in g.sessions if session.rows]

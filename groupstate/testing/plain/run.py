@@ -207,7 +207,9 @@ class Run:
     def is_sampleable(self, g: Group) -> bool:
         if g.partition == "val" or g.rows:
             return True
-        return self.rules.mode == "sync" and self.rules.empty == "keep" and g.phase == "failure"
+        kept = {"finished": ["keep_finished", "keep_all"], "failure": ["keep", "keep_all"]}[g.phase]
+        known = self.rules.mode == "sync" or self.rules.empty == "keep_finished"
+        return known and self.rules.empty in kept
 
     def _at_this_version(self, g: Group) -> bool:
         exact = self.rules.selection == "exact_version" and g.partition == "train"

@@ -69,7 +69,7 @@ def rules_of(numbers: Sequence[int], given: Mapping[str, Any] = MappingProxyType
         "on_singleton": pick("keep", "evict"),
         "on_missing": even("evict", "keep", "evict", "error"),
         "failure": even("keep", "refill"),
-        "empty": even("refill", "drop", "keep"),
+        "empty": even("refill", "drop", "keep", "keep_finished", "keep_all"),
         "empty_session": pick("fail", "allow"),
         "survivors_min": pick(None, 1, 2),
         "attempts_max": pick(1, 2, 3),
