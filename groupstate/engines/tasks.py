@@ -20,7 +20,11 @@ def loose(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
 
 async def carried(work: Coroutine[Any, Any, T]) -> T:
     """Do it to its end, then be cancelled, for what can't be left half done."""
-    task = loose(work)
+    return await carried_on(loose(work))
+
+
+async def carried_on(task: "asyncio.Task[T]") -> T:
+    """The same of what somebody has begun."""
     if cancelled := await settled(task):
         raise cancelled
     return task.result()

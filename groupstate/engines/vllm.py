@@ -34,7 +34,7 @@ from groupstate.engines.port import (
     claim,
     next_state,
 )
-from groupstate.engines.tasks import carried, guarded
+from groupstate.engines.tasks import carried, carried_on, guarded, loose
 from groupstate.engines.tokenizer import TransformersTokenizer
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, MissingExtra
 
@@ -50,7 +50,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from groupstate.engines.vllm_params import refusal, vllm_params
+from groupstate.engines.vllm_params import ParamsMaker, refusal
 from groupstate.engines.vllm_start import (
     exit_codes,
     folder_of_model,
@@ -68,10 +68,16 @@ FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "
 class _Row:
     """A request under way."""
 
-    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
-    """Cancelled by `abort`, and by the end of the engine."""
+    given_up: bool = False
+    """By `abort`, or by the end of the engine."""
+    waiting: anyio.CancelScope | None = None
+    """While it waits for its turn."""
     publication: int = 0
     """How many publications there had been when it was sent to vLLM."""
+    sent: Any = None
+    """Where vLLM puts what it makes of it."""
+    freeing: "asyncio.Task[None] | None" = None
+    """Takes it out of vLLM, which then gives what it has made so far."""
 
 
 class VllmEngine:
@@ -107,6 +113,7 @@ class VllmEngine:
         self.tokenizer = need_tokenizer(tokenizer)
         if tokenizer is None and llm.tokenizer is not None:
             self.tokenizer = TransformersTokenizer(llm.tokenizer)
+        self._params = ParamsMaker(llm)
         self._files = WeightFiles(lambda: folder_of_model(llm), scratch)
         self._weight_version = need_version(weight_version)
         self._is_own = False
@@ -189,11 +196,11 @@ class VllmEngine:
         config = self.llm.model_config
         # vLLM doesn't look at the vocabulary, and one token out of range ends its process.
         prompt_ids = checked_prompt(request, context=config.max_model_len, vocabulary_size=config.get_vocab_size())
-        params = vllm_params(self.llm, request, prompt_ids)
+        params = self._params.made(request, len(prompt_ids))
         claim(request)
         row = self._rows[request.id] = _Row()
         try:
-            output = await guarded(self._output(request, row, tokens_input(prompt_ids), params), row.scope.cancel)
+            output = await self._output(request, row, tokens_input(prompt_ids), params)
         finally:
             del self._rows[request.id]
             if self._closed:
@@ -204,7 +211,7 @@ class VllmEngine:
 
     def abort(self, request: Request) -> None:
         if row := self._rows.get(request.id):
-            row.scope.cancel()
+            self._give_up(row)
 
     async def pause(self) -> None:
         """Requests keep their place and their cache in vLLM."""
@@ -303,8 +310,7 @@ class VllmEngine:
     # Requests --------------------------------------------------------------------------------------
 
     async def _output(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
-        """What vLLM made of it; None if it never came there. In a task of its own, which nothing but the row's scope
-        ends."""
+        """What vLLM made of it; None if it never came there."""
         while True:
             try:
                 output = await self._attempt(request, row, prompt, params)
@@ -319,46 +325,72 @@ class VllmEngine:
         return (
             self._in_flight == "restart"
             and output.finish_reason == "abort"
-            and not row.scope.cancel_called
+            and not row.given_up
             and row.publication != self._publication_count
         )
 
     async def _attempt(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
-        sent: Any = None
-        result: Any = None
+        row.sent = None
+        if not self._is_labelled or self._publishing:
+            await self._wait_turn(row)
+        self._check_alive()
+        if row.given_up:
+            return None
+        # Nothing suspends from here until vLLM has it, so that a publication has all requests or none.
+        row.publication = self._publication_count
         try:
-            with row.scope:
-                await self._wait_turn()
-                # Nothing suspends from here until vLLM has it, so that a publication has all requests or none.
-                row.publication = self._publication_count
-                with anyio.CancelScope(shield=True):
-                    sent = await self.llm.add_request(request.id, prompt, params)
-                result = await sent.get()
+            row.sent = await self.llm.add_request(request.id, prompt, params)
+            if row.given_up:
+                self._give_up(row)
+            result = await row.sent.get()
+        except BaseException as error:
+            if row.sent is not None:
+                await carried(self._free(row.sent.request_id, internal=True))
+            elif isinstance(error, asyncio.CancelledError):
+                # vLLM may have it, under a name that it hasn't told.
+                await carried(self._free(request.id, internal=False))
+            raise
         finally:
-            if sent is not None and result is None:
-                await self._free(sent)
+            if row.freeing is not None:
+                await carried_on(row.freeing)
         if self._closed or self._end:
             self._check_alive()
-        if sent is not None and result is None:
-            # Aborted: the tokens so far, or all of them if it was finished in the same moment.
-            result = sent.get_nowait()
-        return None if result is None else result.outputs[0]
+        return result.outputs[0]
 
-    async def _free(self, sent: Any) -> None:
-        """Take a request out of vLLM."""
-        with anyio.CancelScope(shield=True):
-            try:
-                await self.llm.abort(sent.request_id, internal=True)
-            except VLLMServerError:
-                pass  # It is dead: there is nothing to free.
+    def _give_up(self, row: _Row) -> None:
+        """Have a request end with what it has, wherever it is."""
+        row.given_up = True
+        if row.waiting is not None:
+            row.waiting.cancel()
+        if row.sent is not None and row.freeing is None:
+            row.freeing = loose(self._given_up(row.sent))
 
-    async def _wait_turn(self) -> None:
-        if not self._is_labelled:
-            async with self._lock:
-                await self._label_first()
-        while self._publishing:
-            await self._changed.wait()
-        self._check_alive()
+    async def _given_up(self, sent: Any) -> None:
+        try:
+            await self._free(sent.request_id, internal=True)
+        except Exception as error:
+            # What waits for its tokens would wait for ever.
+            sent.put(error)
+
+    async def _free(self, name: str, *, internal: bool) -> None:
+        """Take a request out of vLLM.
+
+        Args:
+            internal: the name is vLLM's own.
+        """
+        try:
+            await self.llm.abort(name, internal=internal)
+        except VLLMServerError:
+            pass  # It is dead: there is nothing to free.
+
+    async def _wait_turn(self, row: _Row) -> None:
+        with anyio.CancelScope() as row.waiting:
+            if not self._is_labelled:
+                async with self._lock:
+                    await self._label_first()
+            while self._publishing:
+                await self._changed.wait()
+        row.waiting = None
 
     async def _label_first(self) -> None:
         """Tell vLLM the first version, once; the caller holds the lock."""
@@ -379,11 +411,9 @@ class VllmEngine:
         if output.finish_reason not in FINISH_REASONS:
             raise EngineUnavailable(f"vLLM ended request {request.id} with {output.finish_reason!r}; its log says why")
         token_ids = tuple(output.token_ids)
-        flat = output.logprobs
         return Generation(
             token_ids=token_ids,
-            # The first at each place is that of the token itself.
-            log_probs=tuple(flat.logprobs[start] for start in flat.start_indices) if token_ids else (),
+            log_probs=_log_probs(output.logprobs) if token_ids else (),
             spans=tuple(_span(span) for span in output.weight_versions or ()),
             finish_reason=FINISH_REASONS[output.finish_reason],
             text=self.tokenizer.decode(token_ids) if self.tokenizer else "",
@@ -512,7 +542,7 @@ class VllmEngine:
     def _release_rows(self) -> None:
         """Let every request under way see that the engine has ended."""
         for row in self._rows.values():
-            row.scope.cancel()
+            self._give_up(row)
         self._tell()
 
     def _tell(self) -> None:
@@ -551,6 +581,12 @@ class VllmEngine:
         self.llm._run_output_handler()  # Does nothing where it runs, which it does unless vLLM was made without a loop.
         handler: asyncio.Task[Any] = self.llm.output_handler
         return handler
+
+
+def _log_probs(flat: Any) -> tuple[float, ...]:
+    """Of the tokens themselves, which stand first at each place; the others there, if any, vLLM gives unasked."""
+    found, starts = flat.logprobs, flat.start_indices
+    return tuple(found) if len(found) == len(starts) else tuple(map(found.__getitem__, starts))
 
 
 def _span(span: Any) -> VersionSpan:

@@ -15,9 +15,10 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 
 from groupstate.engines.port import InFlight, Request, SamplingParams
 from groupstate.engines.vllm import VllmEngine
+from groupstate.engines.vllm_params import KEPT_MAX, ParamsMaker
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, RequestRefused
 from tests.vllm.engines import requests_left, start, wait_tokens
-from tests.vllm.tiny_model import SPECIAL, VOCABULARY
+from tests.vllm.tiny_model import CONTEXT, SPECIAL, VOCABULARY
 
 END = SPECIAL.index("</s>")
 
@@ -88,6 +89,44 @@ async def test_a_value_that_vllms_process_cannot_read_is_refused_before_it_reads
         assert (await engine.generate(ask(extra={"ignore_eos": True, "min_tokens": 1}))).finish_reason == "length"
 
 
+async def test_a_value_is_looked_at_though_an_equal_one_of_another_type_was_taken(engine: VllmEngine) -> None:
+    await engine.generate(ask(extra={"min_tokens": 1}))
+    for wrong in (1.0, True):
+        with pytest.raises(RequestRefused, match="Expected `int`, got"):
+            await engine.generate(ask(extra={"min_tokens": wrong}))
+
+
+async def test_a_parameter_that_was_changed_where_it_stands_is_asked_for_as_it_is_then(engine: VllmEngine) -> None:
+    params = SamplingParams(max_tokens=8, extra={"allowed_token_ids": [40]})
+    first = await engine.generate(Request((3, 10, 17), params))
+    params.extra["allowed_token_ids"][0] = 41
+    second = await engine.generate(Request((3, 10, 17), params))
+    params.extra["allowed_token_ids"][0] = 40
+
+    assert (first.token_ids, second.token_ids) == ((40,) * 8, (41,) * 8)
+    assert (await engine.generate(Request((3, 10, 17), params))).token_ids == (40,) * 8
+
+
+async def test_what_was_made_for_one_request_is_made_once_and_shared_with_none(llm: AsyncLLM) -> None:
+    maker = ParamsMaker(llm)
+    first, second = (maker.made(ask(max_tokens=CONTEXT, extra={"top_k": 5}), 3) for _ in range(2))
+    first.max_tokens = 1
+
+    assert second == maker.made(ask(max_tokens=CONTEXT, extra={"top_k": 5}), 3)
+    assert maker.made(ask(max_tokens=CONTEXT, extra={"top_k": 5}), 103).max_tokens == second.max_tokens - 100
+    assert len(maker._kept) == 2
+
+
+async def test_of_many_parameters_those_asked_for_last_stay(llm: AsyncLLM) -> None:
+    maker = ParamsMaker(llm)
+    for seed in range(KEPT_MAX + 3):
+        maker.made(ask(), 3)
+        assert maker.made(ask(seed=seed), 3).seed == seed
+
+    assert len(maker._kept) == KEPT_MAX
+    assert len([params for params in maker._kept.values() if params.seed is None]) == 1
+
+
 async def test_the_models_own_end_ends_an_answer_and_is_part_of_it(engine: VllmEngine) -> None:
     ends = {"allowed_token_ids": [END]}
     ended = await engine.generate(ask(extra=ends))
@@ -133,6 +172,62 @@ async def test_an_error_of_vllm_is_that_requests_and_not_for_good(
             await engine.generate(ask())
 
     assert (await engine.generate(ask())).finish_reason == "length"
+
+
+async def test_a_request_that_is_cancelled_while_vllm_takes_it_is_gone_from_there(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, add_request = asyncio.Event(), engine.llm.add_request
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        await add_request(*args, **options)
+        taken.set()
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(engine.llm, "add_request", slow)
+    under_way = asyncio.create_task(engine.generate(ask(max_tokens=400)))
+    await taken.wait()
+    assert engine.llm.get_num_unfinished_requests() == 1
+    under_way.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await under_way
+
+    assert await requests_left(engine) == 0
+
+
+async def test_a_request_that_is_aborted_while_vllm_takes_it_ends_at_once(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, add_request = ask(max_tokens=400), engine.llm.add_request
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        sent = await add_request(*args, **options)
+        engine.abort(request)
+        return sent
+
+    monkeypatch.setattr(engine.llm, "add_request", slow)
+
+    assert (await engine.generate(request)).finish_reason == "abort"
+    assert await requests_left(engine) == 0
+
+
+async def test_an_abort_that_vllm_fails_is_told_to_who_waits(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*args: Any, **options: Any) -> None:
+        raise RuntimeError("its socket is full")
+
+    request = ask(max_tokens=400)
+    under_way = asyncio.create_task(engine.generate(request))
+    await wait_tokens(engine, request.id)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.llm, "abort", failing)
+        engine.abort(request)
+        with anyio.fail_after(10), pytest.raises(EngineUnavailable, match="its socket is full"):
+            await under_way
+    await engine.llm.abort(request.id)
+
+    assert await requests_left(engine) == 0
 
 
 async def test_versions_that_somebody_else_named_are_no_versions(engine: VllmEngine) -> None:
