@@ -7,6 +7,7 @@ Rule 2: metrics and counts go into the event, tokens and texts into the payload;
 import array
 import math
 import operator
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,12 @@ WEIGHT_VERSION_MAX = 2**63 - 1
 _NONE: tuple[()] = ()
 """What a trajectory has by default in place of tokens and the like: there is only one such object, so that nobody
 needs to look further."""
+
+NUMBER_BYTES = 4
+"""What a token id or a log-probability is kept in."""
+
+_TOP_BYTE = struct.pack("i", -(2**31)).index(0x80)
+"""Where the byte of a number lies whose first bit is its sign."""
 
 SHOWN_CHARS_MAX = 80
 """Length at which a value is cut in an error's text."""
@@ -54,6 +61,20 @@ class Trajectory:
     """Anything else to keep: JSON-like values."""
 
 
+class Admitted(msgspec.Struct, frozen=True):
+    """A trajectory as it is kept, in Python's own types; its numbers are packed, as arrays have them in memory."""
+
+    prompt_ids: bytes
+    response_ids: bytes
+    log_probs: bytes
+    spans: tuple[VersionSpan, ...]
+    environment: tuple[tuple[int, int], ...]
+    metrics: dict[str, float]
+    """The reward among them."""
+    text: str
+    info: dict[str, Any]
+
+
 class _Wire(msgspec.Struct, array_like=True, frozen=True):
     """The payload of one trajectory, as it is stored."""
 
@@ -67,8 +88,8 @@ class _Wire(msgspec.Struct, array_like=True, frozen=True):
 _wire_decoder = msgspec.msgpack.Decoder(list[_Wire])
 
 
-def checked(result: Any, *, session: int, group_id: str) -> tuple[Trajectory, ...]:
-    """What a session returned, as trajectories of plain values; an empty tuple if it returned nothing.
+def checked(result: Any, *, session: int, group_id: str) -> tuple[Admitted, ...]:
+    """What a session returned, ready to be kept; an empty tuple if it returned nothing.
 
     Raises:
         UnusableResult: a wrong type, a number that is not finite, lengths that don't fit.
@@ -90,7 +111,7 @@ def checked(result: Any, *, session: int, group_id: str) -> tuple[Trajectory, ..
     return tuple([_admitted(row, f"trajectory {index} of {who}") for index, row in enumerate(rows)])
 
 
-def _admitted(row: Trajectory, who: str) -> Trajectory:
+def _admitted(row: Trajectory, who: str) -> Admitted:
     try:
         return _plain(row, who)
     except UnusableResult:
@@ -128,15 +149,16 @@ def broadcast_reward(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [attrs.evolve(row, reward=metrics["reward"]) for row in trajectories]
 
 
-def _plain(row: Trajectory, who: str) -> Trajectory:
-    """The same trajectory in Python's own types, whatever numbers it came in."""
+def _plain(row: Trajectory, who: str) -> Admitted:
+    """The same trajectory, whatever numbers it came in."""
     response_ids = _tokens("response_ids", row.response_ids, who)
-    return Trajectory(
+    length = len(response_ids) // NUMBER_BYTES
+    return Admitted(
         prompt_ids=_tokens("prompt_ids", row.prompt_ids, who),
         response_ids=response_ids,
-        log_probs=_log_probs(row.log_probs, len(response_ids), who),
-        spans=_spans(row.spans, len(response_ids), who),
-        environment=_ranges(row.environment, len(response_ids), f"{who}: environment"),
+        log_probs=_log_probs(row.log_probs, length, who),
+        spans=_spans(row.spans, length, who),
+        environment=_ranges(row.environment, length, f"{who}: environment"),
         metrics=_metrics(row, who),
         text=_text(row.text, who),
         info=_info(row.info, who),
@@ -174,15 +196,16 @@ def _metric(name: str, value: Any, who: str) -> float:
     return number
 
 
-def _tokens(field: str, ids: Any, who: str) -> tuple[int, ...]:
+def _tokens(field: str, ids: Any, who: str) -> bytes:
     if ids is _NONE:
-        return ()
+        return b""
     try:
-        numbers = tuple(array.array("i", _items(ids)))
-    except (TypeError, ValueError, OverflowError):
-        numbers = (-1,)
-    if not numbers or min(numbers) >= 0:
-        return numbers
+        items = _items(ids)
+        packed = struct.pack(f"{len(items)}i", *items)
+        if packed[_TOP_BYTE::NUMBER_BYTES].isascii():  # None has its sign set.
+            return packed
+    except (TypeError, ValueError, OverflowError, struct.error):
+        pass
     wrong = next(((i, token) for i, token in enumerate(_iterable(ids)) if not _is_token(token)), None)
     if wrong is None:
         raise UnusableResult(f"{who} has {field} = {_shown(ids)}; it must be a sequence of token ids")
@@ -196,11 +219,11 @@ def _is_token(token: Any) -> bool:
         return False
 
 
-def _log_probs(values: Any, length: int, who: str) -> tuple[float, ...]:
+def _log_probs(values: Any, length: int, who: str) -> bytes:
     if values is _NONE:
-        return ()
+        return b""
     try:
-        numbers = tuple(array.array("f", _items(values)))
+        numbers = _floats(_items(values))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnusableResult(f"{who} has log_probs {_shown(values)}; they must be finite numbers") from error
     if len(numbers) not in (0, length):
@@ -211,12 +234,27 @@ def _log_probs(values: Any, length: int, who: str) -> tuple[float, ...]:
     if not math.isfinite(sum(numbers)):
         position = next(position for position, value in enumerate(numbers) if not math.isfinite(value))
         raise UnusableResult(f"{who} has {_shown(values[position])} at log_probs[{position}]; it must be finite")
+    return numbers.tobytes()
+
+
+def _floats(values: "list[Any] | tuple[Any, ...]") -> "array.array[float]":
+    """As 32-bit numbers; what is too large for them is infinite.
+
+    Raises:
+        TypeError, ValueError, OverflowError: something else than numbers.
+    """
+    try:
+        packed = struct.pack(f"{len(values)}f", *values)  # in a third of the time that an array takes
+    except (OverflowError, struct.error):
+        return array.array("f", values)
+    numbers = array.array("f")
+    numbers.frombytes(packed)
     return numbers
 
 
 def _spans(spans: Any, length: int, who: str) -> tuple[VersionSpan, ...]:
-    if spans is _NONE:
-        return ()
+    if spans is _NONE or (type(spans) is tuple and _are_in_order(spans, length)):
+        return spans
     found = []
     for span in _iterable(spans, f"{who}: spans"):
         if not isinstance(span, VersionSpan) or not _is_version(span.weight_version):
@@ -224,6 +262,19 @@ def _spans(spans: Any, length: int, who: str) -> tuple[VersionSpan, ...]:
         found.append(span)
     ranges = _ranges([(span.start, span.stop) for span in found], length, f"{who}: spans")
     return tuple(VersionSpan(start, stop, s.weight_version) for (start, stop), s in zip(ranges, found, strict=True))
+
+
+def _are_in_order(spans: tuple[Any, ...], length: int) -> bool:
+    """Whether nothing is wrong with the spans of a response, and all numbers are Python's own; where not, somebody must
+    look closer."""
+    end = 0
+    for span in spans:
+        if type(span) is not VersionSpan or not type(span.start) is type(span.stop) is type(span.weight_version) is int:
+            return False
+        if not end <= span.start < span.stop <= length or not _is_version(span.weight_version):
+            return False
+        end = span.stop
+    return True
 
 
 def _is_version(value: Any) -> bool:
@@ -293,15 +344,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
 
 
-def record_of(index: int, row: Trajectory) -> TrajectoryRecord:
+def record_of(index: int, row: Admitted) -> TrajectoryRecord:
     """The half that goes into the event."""
     return TrajectoryRecord(
         index=index,
-        metrics=metrics_of(row),
-        prompt_tokens=len(row.prompt_ids),
-        response_tokens=len(row.response_ids),
-        spans=tuple(row.spans),
-        environment=tuple((start, stop) for start, stop in row.environment),
+        metrics=row.metrics,
+        prompt_tokens=len(row.prompt_ids) // NUMBER_BYTES,
+        response_tokens=len(row.response_ids) // NUMBER_BYTES,
+        spans=row.spans,
+        environment=row.environment,
     )
 
 
@@ -330,7 +381,7 @@ def _count(field: str, value: Any, who: str) -> int:
     raise UnusableResult(f"{who} has {field} = {_shown(value)}; it must be an integer from 0")
 
 
-def payload_of(rows: Sequence[Trajectory], who: str) -> bytes | None:
+def payload_of(rows: Sequence[Admitted], who: str) -> bytes | None:
     """The half that goes into the payload store; None where there is nothing to keep.
 
     Raises:
@@ -338,16 +389,7 @@ def payload_of(rows: Sequence[Trajectory], who: str) -> bytes | None:
     """
     if not any(row.prompt_ids or row.response_ids or row.text or row.info for row in rows):
         return None
-    wires = [
-        _Wire(
-            _packed("i", row.prompt_ids),
-            _packed("i", row.response_ids),
-            _packed("f", row.log_probs),
-            row.text,
-            dict(row.info),
-        )
-        for row in rows
-    ]
+    wires = [_Wire(row.prompt_ids, row.response_ids, row.log_probs, row.text, row.info) for row in rows]
     try:
         return msgspec.msgpack.encode(wires)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -366,9 +408,9 @@ def restored(records: Sequence[TrajectoryRecord], payload: bytes | None) -> tupl
         )
         if wire is None
         else Trajectory(
-            prompt_ids=tuple(_numbers("i", wire.prompt_ids)),
-            response_ids=tuple(_numbers("i", wire.response_ids)),
-            log_probs=tuple(_numbers("f", wire.log_probs)),
+            prompt_ids=_numbers("i", wire.prompt_ids),
+            response_ids=_numbers("i", wire.response_ids),
+            log_probs=_numbers("f", wire.log_probs),
             reward=record.metrics.get("reward"),
             metrics=record.metrics,
             spans=record.spans,
@@ -380,11 +422,5 @@ def restored(records: Sequence[TrajectoryRecord], payload: bytes | None) -> tupl
     )
 
 
-def _packed(code: str, numbers: Sequence[float]) -> bytes:
-    return array.array(code, numbers).tobytes() if numbers else b""
-
-
-def _numbers(code: str, data: bytes) -> "array.array[Any]":
-    numbers = array.array(code)
-    numbers.frombytes(data)
-    return numbers
+def _numbers(code: str, data: bytes) -> tuple[Any, ...]:
+    return struct.unpack(f"{len(data) // NUMBER_BYTES}{code}", data)

@@ -87,6 +87,8 @@ def token_ids_of(given: Any, what: str, error: type[GroupstateError] = BadInput)
     Raises:
         BadInput, or `error`: it is something else, such as a text or chat messages.
     """
+    if type(given) in (list, tuple) and set(map(type, given)) == {int}:
+        return list(given)  # What they mostly are; all that follows would come to the same.
     try:
         if isinstance(given, str | bytes | Mapping | Set):
             raise TypeError

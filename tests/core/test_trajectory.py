@@ -6,6 +6,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+import attrs
 import msgspec
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from groupstate.core.trajectory import (
     SHOWN_CHARS_MAX,
     TOKEN_ID_MAX,
     WEIGHT_VERSION_MAX,
+    Admitted,
     Trajectory,
     broadcast_reward,
     checked,
@@ -33,8 +35,15 @@ SPAN = ev.VersionSpan
 WHO = "session 3 of group 'g7'"
 
 
-def admit(result: Any) -> tuple[Trajectory, ...]:
+def admitted(result: Any) -> tuple[Admitted, ...]:
     return checked(result, session=3, group_id="g7")
+
+
+def admit(result: Any) -> tuple[Trajectory, ...]:
+    """What is kept of it, as trajectories again."""
+    rows = admitted(result)
+    records = [record_of(index, row) for index, row in enumerate(rows)]
+    return tuple(attrs.evolve(row, reward=None) for row in restored(records, payload_of(rows, WHO)))
 
 
 def refusal(result: Any) -> str:
@@ -247,11 +256,21 @@ def test_ranges_of_the_environment_are_in_order_and_within_the_response(
     )
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize(("ranges", "named"), RANGES)
-def test_spans_are_in_order_and_within_the_response(ranges: list[tuple[int, int]], named: str) -> None:
-    text = refusal(Trajectory(response_ids=[1, 2, 3], spans=[SPAN(start, stop, 5) for start, stop in ranges]))
+def test_spans_are_in_order_and_within_the_response(
+    ranges: list[tuple[int, int]], named: str, kind: type[list[Any]]
+) -> None:
+    text = refusal(Trajectory(response_ids=[1, 2, 3], spans=kind(SPAN(start, stop, 5) for start, stop in ranges)))
 
     assert text.startswith(f"trajectory 0 of {WHO}: spans holds {named};")
+
+
+def test_numbers_of_spans_may_be_numpys_and_become_pythons() -> None:
+    (row,) = admit(Trajectory(response_ids=(1, 2), spans=(SPAN(np.int64(0), np.int64(2), 5),)))
+
+    assert row.spans == (SPAN(0, 2, 5),)
+    assert {type(row.spans[0].start), type(row.spans[0].stop)} == {int}
 
 
 def test_ranges_may_touch_and_reach_to_the_end() -> None:
@@ -372,7 +391,7 @@ def test_what_can_not_be_recorded_is_the_sessions_failure() -> None:
 @pytest.mark.parametrize("info", [{"a": object()}, {"a": 2**70}, {"a": "\ud800"}], ids=["object", "long", "half"])
 def test_info_that_can_not_be_stored_is_refused_with_the_session(info: dict[str, Any]) -> None:
     with pytest.raises(UnusableResult, match=f"{WHO} has info or text that can't be stored: "):
-        payload_of([Trajectory(info=info)], WHO)
+        payload_of(admitted(Trajectory(info=info)), WHO)
 
     assert ended_with(Trajectory(info=info)).group("g").sessions[0].failure == "refused"
 
@@ -381,7 +400,7 @@ def test_info_that_can_not_be_stored_is_refused_with_the_session(info: dict[str,
 
 
 def test_the_record_counts_what_the_payload_holds() -> None:
-    row = Trajectory(
+    given = Trajectory(
         prompt_ids=[1, 2],
         response_ids=[3, 4, 5],
         log_probs=[-1.0, 0.0, -2.0],
@@ -389,6 +408,7 @@ def test_the_record_counts_what_the_payload_holds() -> None:
         environment=[[1, 2]],  # type: ignore[list-item]
         reward=0.5,
     )
+    (row,) = admitted(given)
 
     assert record_of(4, row) == ev.TrajectoryRecord(4, {"reward": 0.5}, 2, 3, (SPAN(0, 1, 7), SPAN(2, 3, 8)), ((1, 2),))
 
@@ -396,7 +416,7 @@ def test_the_record_counts_what_the_payload_holds() -> None:
 def test_rewards_alone_need_no_payload() -> None:
     rows = [Trajectory(reward=1.0), Trajectory(metrics={"acc": 0.0})]
 
-    assert payload_of(rows, WHO) is None
+    assert payload_of(admitted(rows), WHO) is None
     assert payload_of([], WHO) is None
 
 
@@ -404,9 +424,7 @@ def test_rewards_alone_need_no_payload() -> None:
     "fields", [{"prompt_ids": [1]}, {"response_ids": [1]}, {"text": "a"}, {"info": {"a": 1}}], ids=str
 )
 def test_one_row_with_something_to_keep_makes_a_payload(fields: dict[str, Any]) -> None:
-    rows = (Trajectory(reward=1.0), Trajectory(**fields))
-    records = [record_of(index, row) for index, row in enumerate(rows)]
-    again = restored(records, payload_of(rows, WHO))
+    again = admit([Trajectory(reward=1.0), Trajectory(**fields)])
 
     assert [len(row.prompt_ids) + len(row.response_ids) + len(row.text) + len(row.info) for row in again] == [0, 1]
 
@@ -420,13 +438,13 @@ def test_without_a_payload_the_metrics_and_versions_come_back() -> None:
 
 
 def test_with_a_payload_the_reward_comes_back_under_its_own_name_too() -> None:
-    rows = [Trajectory(text="a", reward=0.5)]
+    rows = admitted(Trajectory(text="a", reward=0.5))
 
     assert restored([record_of(0, rows[0])], payload_of(rows, WHO))[0].reward == 0.5
 
 
 def test_a_payload_of_another_number_of_rows_is_an_error() -> None:
-    payload = payload_of([Trajectory(text="a")], WHO)
+    payload = payload_of(admitted(Trajectory(text="a")), WHO)
     with pytest.raises(ValueError, match="zip"):
         restored([ev.TrajectoryRecord(0), ev.TrajectoryRecord(1)], payload)
 
@@ -534,7 +552,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 @settings(deadline=None)
 @given(st.lists(trajectories(), min_size=1, max_size=3))
 def test_what_is_taken_at_the_door_comes_back_from_record_and_payload(rows: list[Trajectory]) -> None:
-    taken = admit(rows)
+    taken = admitted(rows)
     records = [record_of(index, row) for index, row in enumerate(taken)]
     kept = msgspec.msgpack.decode(msgspec.msgpack.encode(records), type=list[ev.TrajectoryRecord])
     again = restored(kept, payload_of(taken, WHO))

@@ -19,7 +19,7 @@ from groupstate.core import events as ev
 from groupstate.core.group import Group, Session
 from groupstate.core.prompt import Prompt, encoded_prompt
 from groupstate.core.snapshot import BookState, Capture, encoded
-from groupstate.core.trajectory import Trajectory, payload_of
+from groupstate.core.trajectory import Trajectory, checked, payload_of
 from groupstate.log.archive import pack_segment
 from groupstate.log.disk import OsDisk
 from groupstate.log.file import FileLog
@@ -84,7 +84,7 @@ def marked_run(path: Path) -> None:
                        info={f"{MARKER} info": f"{MARKER} of info"})]  # fmt: skip
     payloads = [
         encoded_prompt(Prompt(f"{MARKER} prompt", extra={f"{MARKER} extra": f"{MARKER} of extra"}), "g"),
-        payload_of(rows, "told so"),
+        payload_of(checked(rows, session=0, group_id="g"), "told so"),
         f"{MARKER} that is no payload".encode(),
         msgspec.msgpack.encode({MARKER: MARKER}),
     ]

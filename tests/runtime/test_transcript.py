@@ -8,7 +8,7 @@ import pytest
 
 from groupstate import Prompt, Rules, SamplingParams, SessionContext, Trajectory, VersionSpan, broadcast_reward
 from groupstate.core import events as ev
-from groupstate.core.trajectory import checked
+from groupstate.core.trajectory import checked, payload_of, record_of, restored
 from groupstate.engines.port import Engine, Generation, Request
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.engines.tokenizer import CharTokenizer
@@ -53,7 +53,8 @@ def generation(*token_ids: int, version: int = 0, log_prob: float = -0.5, **more
 
 def valid(trajectory: Trajectory) -> Trajectory:
     """The same, as the door of the log lets it in."""
-    (row,) = checked(trajectory, session=0, group_id="g")
+    rows = checked(trajectory, session=0, group_id="g")
+    (row,) = restored([record_of(0, row) for row in rows], payload_of(rows, "session 0 of group 'g'"))
     return row
 
 
@@ -447,9 +448,9 @@ def test_the_last_reward_is_given_to_all_trajectories_of_a_session():
         Trajectory(metrics={"reward": 0.75}),
     ]
 
-    given = checked(broadcast_reward(rows), session=0, group_id="g")
+    given = broadcast_reward(rows)
 
-    assert [row.metrics for row in given] == [{"reward": 0.75, "turns": 1.0}, {"reward": 0.75}, {"reward": 0.75}]
+    assert [valid(row).metrics for row in given] == [{"reward": 0.75, "turns": 1.0}, {"reward": 0.75}, {"reward": 0.75}]
     assert given[0].response_ids == (1,)
     assert broadcast_reward([]) == []
 
