@@ -81,7 +81,8 @@ def _need_params(request: "Request", attribute: Any, value: Any) -> None:
 
 
 def _need_text(request: "Request", attribute: Any, value: Any) -> None:
-    string(attribute.name, value)
+    if value or type(value) is not str:
+        string(attribute.name, value)
 
 
 @attrs.define(eq=False)

@@ -63,6 +63,8 @@ class Keeping:
         self._log: Snapshots | None = ledger.log if snapshots is not None else None  # type: ignore[assignment]
         self._last_seq = 0
         self._waypoint_seq = 0
+        self._quiet_until = 0
+        """Before this event nothing is due, unless the run is at rest: most steps end there."""
         self._resting = False
         if self._log is not None:
             self._last_seq = self._log.snapshot_seq
@@ -76,6 +78,8 @@ class Keeping:
 
     def _look(self) -> None:
         """A step of the ledger is done. Is it time?"""
+        if self._ledger.book.last_seq < self._quiet_until and not self._resting:
+            return
         due: float = self._events
         if self._resting:
             due *= AT_REST
@@ -86,6 +90,9 @@ class Keeping:
         behind = max(self._events / WAYPOINTS_PER_SNAPSHOT, EVENTS_PER_LIVE_GROUP * len(book.groups))
         if book.last_seq - self._waypoint_seq >= behind:
             self.take_waypoint()
+        self._quiet_until = min(
+            self._last_seq + self._events, self._waypoint_seq + self._events // WAYPOINTS_PER_SNAPSHOT
+        )
 
     def take_waypoint(self) -> None:
         """Keep what is live now, for readers to go on from."""

@@ -212,7 +212,7 @@ class Rollout:
 
     def _retry_due(self, group_id: str, session: int, attempt: int) -> float | None:
         group = self._book.groups.get(group_id)
-        if group is None:
+        if group is None or not group.in_flight:
             return None
         now = group.sessions[session]
         if now.attempt != attempt + 1 or now.state != "waiting" or now.failure is None:

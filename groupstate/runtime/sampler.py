@@ -200,18 +200,18 @@ class Sampler:
     async def _payloads(self, claim: Claim) -> tuple[dict[int, bytes], dict[str, str]]:
         """Payloads by key, and the groups of which one can't be read."""
         store = self._ledger.log.payloads
+        refs = [(group.group_id, group.payloads()) for group in claim.groups]
         data: dict[int, bytes] = {}
         damaged: dict[str, str] = {}
 
         def read() -> None:
-            for group in claim.groups:
+            for group_id, of_group in refs:
                 try:
-                    data.update((ref.key, store.get(ref)) for ref in group.payloads())
+                    data.update([(ref.key, store.get(ref)) for ref in of_group])
                 except DamagedPayload as error:
-                    damaged[group.group_id] = str(error)
+                    damaged[group_id] = str(error)
 
-        at_hand = all(store.in_memory(ref) for group in claim.groups for ref in group.payloads())
-        if store.blocks and not at_hand:
+        if store.blocks and not all(store.in_memory(ref) for _, of_group in refs for ref in of_group):
             await anyio.to_thread.run_sync(read)
         else:
             read()
