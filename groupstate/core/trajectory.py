@@ -30,7 +30,7 @@ needs to look further."""
 NUMBER_BYTES = 4
 """What a token id or a log-probability is kept in."""
 
-_TOP_BYTE = NUMBER_BYTES - 1 if struct.pack("=H", 1) == struct.pack("<H", 1) else 0
+_TOP_BYTE = struct.pack("i", -(2**31)).index(0x80)
 """Where the byte of a number lies whose first bit is its sign."""
 
 SHOWN_CHARS_MAX = 80

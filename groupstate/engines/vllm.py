@@ -330,6 +330,7 @@ class VllmEngine:
         )
 
     async def _attempt(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
+        row.sent = None
         if not self._is_labelled or self._publishing:
             await self._wait_turn(row)
         self._check_alive()
@@ -337,14 +338,11 @@ class VllmEngine:
             return None
         # Nothing suspends from here until vLLM has it, so that a publication has all requests or none.
         row.publication = self._publication_count
-        row.sent = None
         try:
             row.sent = await self.llm.add_request(request.id, prompt, params)
             if row.given_up:
                 self._give_up(row)
             result = await row.sent.get()
-            if row.freeing is not None:
-                await carried_on(row.freeing)
         except BaseException as error:
             if row.sent is not None:
                 await carried(self._free(row.sent.request_id, internal=True))
@@ -352,6 +350,9 @@ class VllmEngine:
                 # vLLM may have it, under a name that it hasn't told.
                 await carried(self._free(request.id, internal=False))
             raise
+        finally:
+            if row.freeing is not None:
+                await carried_on(row.freeing)
         if self._closed or self._end:
             self._check_alive()
         return result.outputs[0]

@@ -256,11 +256,21 @@ def test_ranges_of_the_environment_are_in_order_and_within_the_response(
     )
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize(("ranges", "named"), RANGES)
-def test_spans_are_in_order_and_within_the_response(ranges: list[tuple[int, int]], named: str) -> None:
-    text = refusal(Trajectory(response_ids=[1, 2, 3], spans=[SPAN(start, stop, 5) for start, stop in ranges]))
+def test_spans_are_in_order_and_within_the_response(
+    ranges: list[tuple[int, int]], named: str, kind: type[list[Any]]
+) -> None:
+    text = refusal(Trajectory(response_ids=[1, 2, 3], spans=kind(SPAN(start, stop, 5) for start, stop in ranges)))
 
     assert text.startswith(f"trajectory 0 of {WHO}: spans holds {named};")
+
+
+def test_numbers_of_spans_may_be_numpys_and_become_pythons() -> None:
+    (row,) = admit(Trajectory(response_ids=(1, 2), spans=(SPAN(np.int64(0), np.int64(2), 5),)))
+
+    assert row.spans == (SPAN(0, 2, 5),)
+    assert {type(row.spans[0].start), type(row.spans[0].stop)} == {int}
 
 
 def test_ranges_may_touch_and_reach_to_the_end() -> None:
