@@ -96,7 +96,8 @@ def test_every_event_is_told_as_a_replay_tells_it(run: Path) -> None:
     assert len(waypoints(run)) > 5
     for seq in range(1, len(records) + 1, 3):
         assert overview_of(book_after(run, seq)) == overview(records, seq)
-    assert overview_of(book_after(run)) == overview(records)
+    # The reason of the last event isn't in the book.
+    assert overview_of(book_after(run), records[-1].event) == overview(records)
 
 
 def test_no_more_is_replayed_than_lies_behind_the_nearest_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
