@@ -452,13 +452,11 @@ class Book:
 
     def _session_finished(self, event: ev.SessionFinished, seq: int, at_ns: int) -> None:
         self._changed(event, seq, at_ns)
-        self.count_finished(event)
+        self.count_finished(1, sum([row.response_tokens for row in event.trajectories]))
 
-    def count_finished(self, event: ev.SessionFinished) -> None:
-        totals = self.totals
-        totals["sessions_finished"] += 1
-        for row in event.trajectories:
-            totals["response_tokens"] += row.response_tokens
+    def count_finished(self, sessions: int, response_tokens: int) -> None:
+        self.totals["sessions_finished"] += sessions
+        self.totals["response_tokens"] += response_tokens
 
     def _session_failed(self, event: ev.SessionFailed, seq: int, at_ns: int) -> None:
         before = self._changed(event, seq, at_ns)

@@ -76,8 +76,10 @@ class Replay:
 
     def __init__(self, book: Book) -> None:
         self.book = book
-        """Its groups are right after `settle`, its counts at any time."""
+        """Its groups and its totals of sessions are right after `settle`, all else at any time."""
         self._working: dict[str, Working] = {}
+        self._finished = self._tokens = 0
+        """Sessions that have finished and their tokens, not in the book's totals yet."""
 
     def apply(self, record: ev.Record) -> None:
         """Take one event in.
@@ -87,18 +89,19 @@ class Replay:
         """
         event: Any = record.event
         kind = type(event)
-        if kind is ev.SessionFinished or kind is ev.SessionStarted:
+        if kind is _FINISHED or kind is _STARTED:
             seq, at_ns, book = record.seq, record.at_ns, self.book
             working = self._working.get(event.group_id) or self._taken(event.group_id)
             if working is None or seq != book.last_seq + 1:
                 pass
-            elif kind is ev.SessionStarted:
+            elif kind is _STARTED:
                 if working.start(event, seq, at_ns):
                     working.seq = book.last_seq = seq
                     working.at_ns = book.last_at_ns = at_ns
                     return
             elif working.finish(event, seq, at_ns):
-                book.count_finished(event)
+                self._finished += 1
+                self._tokens += event.trajectories[0].response_tokens
                 working.seq = book.last_seq = seq
                 working.at_ns = book.last_at_ns = at_ns
                 return
@@ -115,6 +118,9 @@ class Replay:
         for working in self._working.values():
             self._give_back(working)
         self._working.clear()
+        if self._finished:
+            self.book.count_finished(self._finished, self._tokens)
+            self._finished = self._tokens = 0
         return self.book
 
     def _taken(self, group_id: str) -> Working | None:
@@ -140,7 +146,8 @@ class Replay:
             self.book.groups[working.group.group_id] = working.settled()
 
 
-_RUNNING: Final = Phase.RUNNING
+_STARTED, _FINISHED, _RUNNING = ev.SessionStarted, ev.SessionFinished, Phase.RUNNING
+"""Looked up once, not for each event."""
 
 _ABOUT_ALL: Final = frozenset({ev.RunRecovered, ev.RunRewound})
 

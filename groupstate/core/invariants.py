@@ -144,9 +144,9 @@ class Checker:
         """Fold in what the event that was taken last led to, as a replay does of its book (see `Standing`).
 
         Args:
-            event: none of the kinds in `WITHIN`.
+            event: none of the kinds in `UNCOUNTED`.
         """
-        if type(event) in OF_ONE_GROUP:
+        if type(event) in MOVES_ONE:
             standing.add_group(self._seq, self._groups[event.group_id].phase)
         else:
             window = self._reported[event.batch] if type(event) is ev.BatchSampled else None
@@ -774,6 +774,13 @@ OF_ONE_GROUP: Final = frozenset(
 )
 """Events after which only the phases that their group comes from and goes to are compared, beside the totals. All of
 them are after the others, of which some come with each batch."""
+
+
+MOVES_ONE: Final = OF_ONE_GROUP - {ev.GroupSubmitted}
+"""Events that take one group to another phase."""
+
+UNCOUNTED: Final = WITHIN | {ev.GroupSubmitted}
+"""Events behind which a `Standing` isn't told: what they lead to shows with the next other one."""
 
 
 def _kind(event: ev.AnyEvent) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.folding import Replay
-from groupstate.core.invariants import INVARIANTS, OF_ONE_GROUP, WITHIN, Checker, flat
+from groupstate.core.invariants import INVARIANTS, MOVES_ONE, UNCOUNTED, Checker, flat
 from groupstate.core.phases import Phase
 from groupstate.core.standing import Standing, totals_of
 from groupstate.inspect.checking import Checked, Kept, checked
@@ -136,8 +136,8 @@ def replayed(path: str, stop: int) -> Said:
         except Exception:
             # Whatever it is, a replay ends here, and `checked` says why.
             return Said(False, start)
-        if kind not in WITHIN:
-            if kind in OF_ONE_GROUP:
+        if kind not in UNCOUNTED:
+            if kind in MOVES_ONE:
                 standing.add_group(seq, _phase(book, event.group_id))
             else:
                 standing.add(seq, book.places(), totals_of(book), window)
@@ -161,7 +161,7 @@ def counted(path: str, stop: int) -> Said:
         if found:
             return Said(False, 1)
         event = record.event
-        if type(event) not in WITHIN:
+        if type(event) not in UNCOUNTED:
             checker.add_to(standing, event)
         last = record.seq
     return Said(True, 1, last, standing.number)

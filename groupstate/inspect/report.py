@@ -167,25 +167,31 @@ class Gathered:
     def _some(self, records: Iterable[ev.Record]) -> bool:
         """Take the records in; False where there were none. A clock that is set back stands still on the page until it
         is where it was."""
-        handlers, moment = _HANDLERS, self.events.add
-        at_us, first = self._at_us, self.last_seq
-        for record in records:
-            seq, event = record.seq, record.event
-            now_us = record.at_ns // 1000
-            if now_us > at_us:
-                if not at_us:
-                    self._origin_us = now_us
-                at_us = now_us
-            moment((seq, at_us - self._origin_us))
-            self.last_seq, self.last_at_ns = seq, record.at_ns
-            try:
-                handlers[type(event)](self, event, seq)
-            except (LookupError, ValueError, OverflowError) as error:
-                self.last_seq = seq - 1
-                raise LogError(
-                    f"event {seq} ({type(event).__name__}) can't follow what the log says before it: {error!r}. "
-                    "`groupstate check` lists everything that is wrong with a log"
-                ) from error
+        handlers, at_us, first = _HANDLERS, self._at_us, self.last_seq
+        seqs, moments = list[int](), list[int]()
+        seq_at, moment_at = seqs.append, moments.append
+        try:
+            for record in records:
+                seq, event = record.seq, record.event
+                at_ns = record.at_ns
+                now_us = at_ns // 1000
+                if now_us > at_us:
+                    if not at_us:
+                        self._origin_us = now_us
+                    at_us = now_us
+                seq_at(seq)
+                moment_at(at_us - self._origin_us)
+                self.last_seq, self.last_at_ns = seq, at_ns
+                try:
+                    handlers[type(event)](self, event, seq)
+                except (LookupError, ValueError, OverflowError) as error:
+                    self.last_seq = seq - 1
+                    raise LogError(
+                        f"event {seq} ({type(event).__name__}) can't follow what the log says before it: {error!r}. "
+                        "`groupstate check` lists everything that is wrong with a log"
+                    ) from error
+        finally:
+            self.events.extend(seqs, moments)
         self._at_us = at_us
         return self.last_seq > first
 
@@ -326,11 +332,11 @@ class Gathered:
     def _session_finished(self, event: ev.SessionFinished, seq: int) -> None:
         start, attempt, worker = self._open.pop((event.group_id, event.session), (0, event.attempt, 0))
         rows = event.trajectories
-        tokens = 0
+        tokens, metrics = 0, {}
         for row in rows:
             tokens += row.response_tokens
+            metrics = row.metrics
         number = self._numbers[event.group_id]
-        metrics = rows[-1].metrics if rows else {}
         self.attempts.add((seq, start, number, event.session, attempt, 0, 0, len(rows), tokens, worker, 0, metrics))
         self.totals["sessions_finished"] += 1
         self.totals["response_tokens"] += tokens

@@ -4,6 +4,7 @@ Rule 1: a reader without the lock obeys the durable watermark: what it shows is 
 Rule 2: what the watermark covers must be readable; where it isn't, that is damage.
 """
 
+import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ from groupstate.log.snapshots import (
     snapshot_path,
 )
 from groupstate.log.upcasts import FORMAT, UPCASTS, Upcasts
+
+_SEQ = operator.attrgetter("seq")
 
 
 class Cursor:
@@ -193,7 +196,7 @@ class Cursor:
         offset = base + frame.start
         where = f"{path} at byte {offset}"
         records = decode(data[frame.body_start : frame.stop], where, self._form, upcasts=self._upcasts)
-        numbers = [record.seq for record in records]
+        numbers = list(map(_SEQ, records))
         if numbers != list(range(frame.first_seq, frame.first_seq + frame.count)):
             what = f"the frame says events {frame.first_seq} to {frame.last_seq} and holds {numbers[:5]}"
             raise CorruptLog(path, offset, frame.first_seq - 1, what, REPAIR_ADVICE)

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.core.invariants import OF_ONE_GROUP, WITHIN, Checker, flat
+from groupstate.core.invariants import MOVES_ONE, UNCOUNTED, Checker, flat
 from groupstate.core.phases import Phase
 from groupstate.core.standing import Standing, totals_of
 from groupstate.testing import play, strategies
@@ -57,7 +57,7 @@ def of_checker(records: Iterable[ev.Record]) -> list[int]:
     checker, standing, numbers = Checker(replays=False), Standing(), []
     for record in records:
         checker.take(record)
-        if type(record.event) not in WITHIN:
+        if type(record.event) not in UNCOUNTED:
             checker.add_to(standing, record.event)
             numbers.append(standing.number)
     assert checker.found == []
@@ -70,9 +70,9 @@ def of_book(records: Iterable[ev.Record]) -> list[int]:
         event = record.event
         window = flat(book.window(event.partition)) if isinstance(event, ev.BatchSampled) else None
         book.apply(record)
-        if type(event) in WITHIN:
+        if type(event) in UNCOUNTED:
             continue
-        if type(event) in OF_ONE_GROUP:
+        if type(event) in MOVES_ONE:
             name: str = event.group_id  # type: ignore[union-attr]
             standing.add_group(record.seq, book.departed[name] if name in book.departed else book.groups[name].phase)
         else:

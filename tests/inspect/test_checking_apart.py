@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
+from groupstate.core.group import Group
 from groupstate.inspect import checking_apart
 from groupstate.inspect.checking import checked
 from groupstate.inspect.checking_apart import PARTS, Said, checking
@@ -184,14 +185,14 @@ def test_the_page_has_the_verdict_of_the_parts(driven: Path, apart: list[Any]) -
 
 def test_a_book_that_holds_other_counts_is_found_out(driven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A miscount of the library's own, which no single part can see."""
-    right = Book.count_finished
+    right = Book._used_more
     one = PARTS["counted"](str(driven), END)
 
-    def miscounted(book: Book, event: ev.SessionFinished) -> None:
-        right(book, event)
-        book.totals["submitted"] += 1
+    def miscounted(book: Book, group: Group) -> None:
+        right(book, group)
+        book.totals["evicted"] += 1
 
-    monkeypatch.setattr(Book, "count_finished", miscounted)
+    monkeypatch.setattr(Book, "_used_more", miscounted)
 
     assert PARTS["replayed"](str(driven), END).well
     assert PARTS["replayed"](str(driven), END).counted != one.counted
