@@ -399,6 +399,26 @@ def test_a_value_that_is_no_number_costs_its_session(
     assert metrics == {"validation/rollout_failure/evicted_samples": 1}
 
 
+def test_in_sync_mode_its_group_is_short_and_the_trajectory_is_cleared(make: Make, queue: Queue) -> None:
+    """The trainer clears what is in its batch, and nobody else knows of the other."""
+    queue.group("strange", "finished", 1.0, NAN)
+    queue.group("none", "finished", NAN, NAN)
+    refill = Refiller(queue)
+    buffer = make(filter_groups_metric="acc", train_batch_size=2, refill_fn=refill)
+    batch, metrics = buffer.sample(global_steps=0, partition_id=queue.partition, batch_size=2)
+
+    assert (batch.keys, metrics, refill.calls) == (["strange_0_0"], {}, [])
+    assert queue.listed() == {"strange_0_0"}
+
+
+def test_a_group_without_any_value_is_replaced_where_failed_ones_are(make: Make, queue: Queue) -> None:
+    queue.group("none", "finished", NAN, NAN)
+    settings = {"filter_groups_metric": "acc", "train_batch_size": 1, "refill_fn": Refiller(queue)}
+
+    assert queue.take(make(**settings, sync_refill_failed_groups=True), 1)[0] == ["refill0"]
+    assert queue.listed() == {"refill0_0_0", "refill0_1_0"}
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in verl's own buffer.
 @pytest.mark.parametrize("kwargs", [{"not_finite": "keep"}, {"strict": True}])
 @pytest.mark.parametrize("values", [[NAN, 1.0], [NAN, NAN], [INFINITE, INFINITE], [1.0, -INFINITE], [NAN]])

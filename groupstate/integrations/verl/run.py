@@ -1,7 +1,8 @@
 """One log, and the partitions of TransferQueue that it tells of.
 
 Rule 1: what follows from a listing is durable before anything is done in TransferQueue or given to the trainer.
-Rule 2: what the core evicts is cleared; what it samples keeps its trajectories, which the trainer clears.
+Rule 2: what the core evicts is cleared; what it samples keeps the trajectories that are in the batch, which the trainer
+clears.
 """
 
 import itertools
@@ -415,7 +416,10 @@ class VerlRun:
             )
         keys = [key for row in sampled.keys if (key := self._key_of(partition, row)) is not None]
         uids = self._uids(sampled.group_ids)
-        partition.clear(uids)
+        # With the prompts go trajectories that aren't in the batch, such as those of sessions that were refused: the
+        # trainer clears what it was given.
+        given = set(keys)
+        partition.clear(key for uid in uids for key in partition.keys_of(uid) if key not in given)
         for uid in uids:
             self._folded.pop(uid, None)
         if kind_of(name) == ev.TRAIN:
