@@ -17,9 +17,10 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
-from groupstate.errors import BadInput, SampleError
+from groupstate.errors import BadInput, MissingMetric, SampleError
 from groupstate.integrations.verl.lives import Lives
 from groupstate.integrations.verl.metrics import Evictions
+from groupstate.integrations.verl.missing import explained
 from groupstate.integrations.verl.options import VALIDATION, Options
 from groupstate.integrations.verl.queue import Partition, Place
 from groupstate.log.file import FileLog
@@ -402,9 +403,14 @@ class VerlRun:
 
         Raises:
             NothingToTrainOn: no group of it has a trajectory, in sync mode; else such a batch is empty, as verl's.
+            MissingVerlMetric: a group lacks the filter's metric.
             SampleError: it can't come.
         """
-        sampled = self.feed.answer(waiter)
+        try:
+            sampled = self.feed.answer(waiter)
+        except MissingMetric as error:
+            partition = self._partition(name)
+            raise explained(error, partition, self._keys_read(partition, error)) from None
         if sampled is None:
             return None
         partition = self._partition(name)
@@ -427,6 +433,17 @@ class VerlRun:
         else:
             self.feed.commit(sampled)
         return Taken(sampled, keys, [dict(partition.tags[key]) for key in keys])
+
+    def _keys_read(self, partition: Partition, missing: MissingMetric) -> list[str]:
+        """The trajectories of a session that the filter reads, of what is listed now."""
+        uid = self._lives.uid_of(missing.group_id)
+        listed = partition.groups.get(uid) if uid is not None else None
+        if uid is None or listed is None:
+            return []
+        to = {place: logged for logged, place in self._folded.get(uid, {}).items()}
+        places = sorted(place for place in listed.rows if to.get(place, place)[0] == missing.session)
+        last = None if self.rules.per == "trajectory" else -1
+        return [listed.rows[place] for place in places[last:]]
 
     def _key_of(self, partition: Partition, row: RowKey) -> str | None:
         """A trajectory's key; None if somebody has taken it out, as can be in validation, where nothing is evicted."""
