@@ -18,7 +18,7 @@ import attrs
 
 from groupstate.core.arguments import integer
 from groupstate.core.explain import Explanation
-from groupstate.errors import SampleTimeout
+from groupstate.errors import RunIsClosed, SampleTimeout
 from groupstate.integrations.verl.metrics import everything
 from groupstate.integrations.verl.options import VALIDATION, BadVerlConfig, Given, read
 from groupstate.integrations.verl.queue import transfer_queue
@@ -89,7 +89,8 @@ class ReplayBuffer:
         return self._runs[TRAINING].path
 
     def close(self) -> None:
-        """Close the log. It is closed at the end of the process in any case, and may as well be killed."""
+        """Close the log; every call from then on is refused (`RunIsClosed`). It is closed at the end of the process in
+        any case, and may as well be killed."""
         self._closer()
 
     # What verl's trainer calls -------------------------------------------------------------------------
@@ -177,6 +178,9 @@ class ReplayBuffer:
 
     def _run(self, partition_id: str, global_steps: int) -> VerlRun:
         integer("global_steps", global_steps, least=0)
+        if not self._closer.alive:
+            where = "in memory" if self.log_path is None else str(self.log_path)
+            raise RunIsClosed(f"this {type(self).__name__} was closed (its log: {where}); construct another one")
         name = TRAINING if partition_id == VALIDATION else partition_id
         if name not in self._runs:
             beside = None if self.log_path is None else f"{self.log_path}-{re.sub('[^A-Za-z0-9.-]', '-', name)}"
