@@ -53,7 +53,7 @@ def test_an_argument_that_was_left_out_leaves_what_sampler_kwargs_say() -> None:
 
 
 def test_one_switch_undoes_what_is_different() -> None:
-    found = options(trainer_mode="x", sampler_kwargs={"strict": True, "filter_groups_metric": "acc"})
+    found = options(trainer_mode="separate_async", sampler_kwargs={"strict": True, "filter_groups_metric": "acc"})
 
     assert (found.rules.spread, found.rules.wait_gates, found.rules.empty) == ("std", "each", "keep_finished")
     assert (found.ties, found.uid_split, found.stall_s) == ("set", "left", 0)
@@ -63,11 +63,12 @@ def test_one_switch_undoes_what_is_different() -> None:
 
 def test_a_switch_of_its_own_comes_before_strict() -> None:
     kwargs = {"strict": True, "ties": "submission", "stall_s": 5, "rules": {"spread": "range"}, "empty_groups": "evict"}
-    found = options(trainer_mode="x", sampler_kwargs=kwargs)
+    found = options(trainer_mode="separate_async", sampler_kwargs=kwargs)
 
     assert (found.ties, found.stall_s, found.rules.spread, found.rules.empty) == ("submission", 5, "range", "refill")
 
 
+ASYNC = {"trainer_mode": "separate_async"}
 FILTER = {"filter_groups_metric": "acc", "train_batch_size": 2}
 REFILLS = {"sync_refill_failed_groups": True}
 
@@ -75,8 +76,8 @@ REFILLS = {"sync_refill_failed_groups": True}
 @pytest.mark.parametrize(
     ("settings", "evict", "keep"),
     [
-        ({"trainer_mode": "x"}, "refill", "keep_finished"),
-        ({"trainer_mode": "x", **FILTER}, "refill", "keep_finished"),
+        ({"trainer_mode": "separate_async"}, "refill", "keep_finished"),
+        ({"trainer_mode": "separate_async", **FILTER}, "refill", "keep_finished"),
         ({}, "keep_all", "keep_all"),
         (FILTER, "keep", "keep_all"),
         (REFILLS, "refill", "keep_finished"),
@@ -103,7 +104,7 @@ def test_failed_groups_are_replaced_one_by_one() -> None:
     assert options(sync_refill_failed_groups=True).rules.empty == "refill"
     with pytest.raises(BadVerlConfig, match="sync_refill_failed_groups requires gen_batch_size=1, and it is 2"):
         options(sync_refill_failed_groups=True, gen_batch_size=2)
-    assert options(trainer_mode="x", sync_refill_failed_groups=True, has_refill_fn=False).rules.mode == "async"
+    assert options(trainer_mode="separate_async", sync_refill_failed_groups=True).rules.empty == "refill"
     assert not options(sync_refill_failed_groups=False).refills
 
 
@@ -115,6 +116,8 @@ def test_failed_groups_are_replaced_one_by_one() -> None:
         ({"max_off_policy_strategy": "bogus"}, "must be 'drop' or 'wait'"),
         ({"filter_groups_metric": "acc", "has_refill_fn": False}, "filter_groups_metric 'acc' requires refill_fn"),
         ({"sync_refill_failed_groups": True, "has_refill_fn": False}, "requires refill_fn"),
+        ({**ASYNC, "sync_refill_failed_groups": True, "has_refill_fn": False}, "requires refill_fn"),
+        ({**ASYNC, "filter_groups_metric": "acc", "max_inflight_gen_batches": 0}, "max_inflight_gen_batches is 0"),
         ({"sync_refill_failed_groups": "yes"}, "must be true or false"),
         ({"filter_groups_metric": "acc"}, "needs train_batch_size"),
         ({"filter_groups_metric": "", "train_batch_size": 2}, "must be the name of a metric"),

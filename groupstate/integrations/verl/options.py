@@ -216,7 +216,7 @@ class _Reader:
             return False
         if name in self.values and not self._truth(name):
             return False
-        if self.sync and not self.given.has_refill_fn:
+        if not self.given.has_refill_fn:
             raise BadVerlConfig(f"{name} requires refill_fn, which replaces the failed groups")
         return self.sync
 
@@ -262,6 +262,8 @@ class _Reader:
         return int(self.tree.get("data.gen_batch_size") or train)
 
     def _check_refills(self) -> None:
+        if self.metric is not None and "max_inflight_gen_batches" in self.values:
+            self._in_flight()
         if not self.sync or (self.metric is None and not self.refills_failed):
             return
         size = self.gen_batch_size
