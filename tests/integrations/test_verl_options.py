@@ -1,5 +1,7 @@
 """What verl's replay buffer is constructed with, as rules; none of it needs verl."""
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,7 +32,10 @@ def test_sync_mode_without_further_settings_evicts_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async", "one of your own"])
-def test_every_mode_but_sync_is_async(mode: str) -> None:
+def test_every_mode_but_sync_is_async(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers = ModuleType("trainer_base")
+    trainers.__dict__["TRAINER_REGISTRY"] = {"one of your own": object}
+    monkeypatch.setitem(sys.modules, "verl.trainer.ppo.v1.trainer_base", trainers)
     found = options(trainer_mode=mode, max_off_policy_threshold=3)
 
     assert (found.rules.mode, found.rules.lag_max, found.refills) == ("async", 2, True)
@@ -111,6 +116,12 @@ def test_failed_groups_are_replaced_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
+        (
+            {"trainer_mode": "asink"},
+            r"trainer_mode is 'asink'; it must be one of sync, colocate_async, separate_async$",
+        ),
+        ({"trainer_mode": "seperate_async"}, r"\(did you mean 'separate_async'\?\)$"),
+        ({"trainer_mode": None}, "trainer_mode is None"),
         ({"max_off_policy_threshold": 0}, "max_off_policy_threshold is 0"),
         ({"max_off_policy_threshold": True}, "max off policy threshold"),
         ({"max_off_policy_strategy": "bogus"}, "must be 'drop' or 'wait'"),

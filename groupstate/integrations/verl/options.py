@@ -98,6 +98,9 @@ class Given:
     """Verl's further keywords; None where one was left out."""
 
 
+TRAINER_MODES: Final = ("sync", "colocate_async", "separate_async")
+"""Modes of verl's own trainers."""
+
 VERL_OPTIONS: Final = (
     "poll_interval",
     "filter_groups_metric",
@@ -145,6 +148,7 @@ def read(given: Given) -> Options:
 class _Reader:
     def __init__(self, given: Given) -> None:
         self.given = given
+        _check_mode(given.trainer_mode)
         self.sync = given.trainer_mode == "sync"
         self.tree = Tree(given.sampler_kwargs, given.trainer_config)
         kwargs = _plain(given.sampler_kwargs)
@@ -347,6 +351,16 @@ class _Reader:
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {', '.join(known)}{hint}")
         return value
+
+
+def _check_mode(mode: Any) -> None:
+    """Refuse what is no mode of verl's trainers. One that somebody has registered there is one of them."""
+    registered = getattr(sys.modules.get("verl.trainer.ppo.v1.trainer_base"), "TRAINER_REGISTRY", {})
+    known = list(dict.fromkeys([*TRAINER_MODES, *registered]))
+    if mode not in known:
+        near = nearest(mode, known) if isinstance(mode, str) else []
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise BadVerlConfig(f"trainer_mode is {shown(mode)}; it must be one of {', '.join(known)}{hint}")
 
 
 class Tree:
