@@ -163,6 +163,15 @@ def test_another_partition_has_a_log_of_its_own(make: Make, queue: Queue, tmp_pa
     assert sorted(os.listdir(tmp_path)) == ["run", f"run-{queue.partition}"]
 
 
+def test_its_name_is_another_for_each_partition(make: Make, transfer_queue: Any, tmp_path: Path) -> None:
+    buffer = make(sampler_kwargs={"log": str(tmp_path / "run")})
+    for partition in ("x_y", "x-y", "x/y", "x y", "X.é", "2", "x-2"):
+        assert buffer.get_sampleable_count(1, partition) == 0
+
+    names = {"run-x_y", "run-x-y", "run-x%2Fy", "run-x%20y", "run-X.%C3%A9", "run-%32", "run-x-%32"}
+    assert set(os.listdir(tmp_path)) == {"run", *names}
+
+
 def test_a_log_has_one_writer(make: Make, tmp_path: Path) -> None:
     make(sampler_kwargs={"log": str(tmp_path / "run")})
     with pytest.raises(LogInUse):
