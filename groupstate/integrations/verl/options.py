@@ -8,6 +8,7 @@ Rule 2: what can't work is refused before anything is written, under the names t
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args
@@ -310,9 +311,19 @@ class _Reader:
             raise BadVerlConfig("filter_groups_metric needs train_batch_size in sync mode: refills are bounded by it")
 
     def _rules(self) -> Rules:
-        changes = dict(_mapping("sampler_kwargs.rules", self.values.get("rules", {})))
-        for name in changes:
+        own = _mapping("sampler_kwargs.rules", self.values.get("rules", {}))
+        for name in own:
             _check_rule(str(name))
+        try:
+            return self._rules_with(dict(own))
+        except BadVerlConfig:
+            raise
+        except BadSettings as error:
+            if any(re.search(rf"\b{re.escape(str(name))}\b", str(error)) for name in own):
+                raise BadVerlConfig(f"sampler_kwargs.rules: {error}") from error
+            raise
+
+    def _rules_with(self, changes: dict[str, Any]) -> Rules:
         changes.setdefault("empty_session", "allow")
         changes.setdefault("stall_s", self._stall_s())
         if self.strict:
