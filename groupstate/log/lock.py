@@ -78,7 +78,7 @@ class Lock:
         """Become the one writer.
 
         Raises:
-            LogInUse: another process holds the lock and lives, or is on another machine.
+            LogInUse: another process holds the lock and lives, or is on another machine; or this one has it already.
             LogError: the directory can't be written to.
         """
         holder = Holder(uuid.uuid4().hex, this_process(), now_ns)
@@ -200,6 +200,8 @@ def _in_use_text(path: str, holder: Holder, now_ns: int) -> str:
     process = holder.process
     age_s = max(0, now_ns - holder.renewed_ns) // 1_000_000_000
     where = f"{os.path.dirname(path)} is being written by process {process.pid} on host {process.host}"
+    if process == this_process():
+        return f"{where}, which is this one: it has this log open already. Use that, or close it before opening another"
     if holder.is_here:
         return f"{where}, which is running. End it first, or read the log without opening it for writing"
     return (

@@ -1,5 +1,7 @@
 """What verl's replay buffer is constructed with, as rules; none of it needs verl."""
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,7 +32,10 @@ def test_sync_mode_without_further_settings_evicts_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async", "one of your own"])
-def test_every_mode_but_sync_is_async(mode: str) -> None:
+def test_every_mode_but_sync_is_async(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers = ModuleType("trainer_base")
+    trainers.__dict__["TRAINER_REGISTRY"] = {"one of your own": object}
+    monkeypatch.setitem(sys.modules, "verl.trainer.ppo.v1.trainer_base", trainers)
     found = options(trainer_mode=mode, max_off_policy_threshold=3)
 
     assert (found.rules.mode, found.rules.lag_max, found.refills) == ("async", 2, True)
@@ -53,7 +58,7 @@ def test_an_argument_that_was_left_out_leaves_what_sampler_kwargs_say() -> None:
 
 
 def test_one_switch_undoes_what_is_different() -> None:
-    found = options(trainer_mode="x", sampler_kwargs={"strict": True, "filter_groups_metric": "acc"})
+    found = options(trainer_mode="separate_async", sampler_kwargs={"strict": True, "filter_groups_metric": "acc"})
 
     assert (found.rules.spread, found.rules.wait_gates, found.rules.empty) == ("std", "each", "keep_finished")
     assert (found.ties, found.uid_split, found.stall_s) == ("set", "left", 0)
@@ -63,11 +68,12 @@ def test_one_switch_undoes_what_is_different() -> None:
 
 def test_a_switch_of_its_own_comes_before_strict() -> None:
     kwargs = {"strict": True, "ties": "submission", "stall_s": 5, "rules": {"spread": "range"}, "empty_groups": "evict"}
-    found = options(trainer_mode="x", sampler_kwargs=kwargs)
+    found = options(trainer_mode="separate_async", sampler_kwargs=kwargs)
 
     assert (found.ties, found.stall_s, found.rules.spread, found.rules.empty) == ("submission", 5, "range", "refill")
 
 
+ASYNC = {"trainer_mode": "separate_async"}
 FILTER = {"filter_groups_metric": "acc", "train_batch_size": 2}
 REFILLS = {"sync_refill_failed_groups": True}
 
@@ -75,8 +81,8 @@ REFILLS = {"sync_refill_failed_groups": True}
 @pytest.mark.parametrize(
     ("settings", "evict", "keep"),
     [
-        ({"trainer_mode": "x"}, "refill", "keep_finished"),
-        ({"trainer_mode": "x", **FILTER}, "refill", "keep_finished"),
+        ({"trainer_mode": "separate_async"}, "refill", "keep_finished"),
+        ({"trainer_mode": "separate_async", **FILTER}, "refill", "keep_finished"),
         ({}, "keep_all", "keep_all"),
         (FILTER, "keep", "keep_all"),
         (REFILLS, "refill", "keep_finished"),
@@ -103,18 +109,26 @@ def test_failed_groups_are_replaced_one_by_one() -> None:
     assert options(sync_refill_failed_groups=True).rules.empty == "refill"
     with pytest.raises(BadVerlConfig, match="sync_refill_failed_groups requires gen_batch_size=1, and it is 2"):
         options(sync_refill_failed_groups=True, gen_batch_size=2)
-    assert options(trainer_mode="x", sync_refill_failed_groups=True, has_refill_fn=False).rules.mode == "async"
+    assert options(trainer_mode="separate_async", sync_refill_failed_groups=True).rules.empty == "refill"
     assert not options(sync_refill_failed_groups=False).refills
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
+        (
+            {"trainer_mode": "asink"},
+            r"trainer_mode is 'asink'; it must be one of sync, colocate_async, separate_async$",
+        ),
+        ({"trainer_mode": "seperate_async"}, r"\(did you mean 'separate_async'\?\)$"),
+        ({"trainer_mode": None}, "trainer_mode is None"),
         ({"max_off_policy_threshold": 0}, "max_off_policy_threshold is 0"),
         ({"max_off_policy_threshold": True}, "max off policy threshold"),
         ({"max_off_policy_strategy": "bogus"}, "must be 'drop' or 'wait'"),
         ({"filter_groups_metric": "acc", "has_refill_fn": False}, "filter_groups_metric 'acc' requires refill_fn"),
         ({"sync_refill_failed_groups": True, "has_refill_fn": False}, "requires refill_fn"),
+        ({**ASYNC, "sync_refill_failed_groups": True, "has_refill_fn": False}, "requires refill_fn"),
+        ({**ASYNC, "filter_groups_metric": "acc", "max_inflight_gen_batches": 0}, "max_inflight_gen_batches is 0"),
         ({"sync_refill_failed_groups": "yes"}, "must be true or false"),
         ({"filter_groups_metric": "acc"}, "needs train_batch_size"),
         ({"filter_groups_metric": "", "train_batch_size": 2}, "must be the name of a metric"),
@@ -142,8 +156,27 @@ def test_failed_groups_are_replaced_one_by_one() -> None:
         ({"sampler_kwargs": {"restart_age": "record"}}, "did you mean 'recorded'"),
         ({"sampler_kwargs": {"restart_ages": "restart"}}, "did you mean 'restart_age'"),
         ({"sampler_kwargs": {"group_size": 0}}, "group_size is 0"),
-        ({"sampler_kwargs": {"rules": {"tolerence": 1}}}, "tolerance"),
-        ({"sampler_kwargs": {"rules": 1}}, "must be a mapping"),
+        ({"sampler_kwargs": {"rules": {"tolerence": 1}}}, "^sampler_kwargs.rules: .* did you mean 'tolerance'"),
+        ({"sampler_kwargs": {"rules": {"spread": "stdd"}}}, "^sampler_kwargs.rules: Rules.verl_sync: spread is 'stdd'"),
+        ({"sampler_kwargs": {"rules": 1}}, "sampler_kwargs.rules is 1; it must be a mapping"),
+        ({"sampler_kwargs": {"rules": {"filter_metric": "acc"}}}, "'filter_metric': it is set by algorithm.filter_gro"),
+        ({**FILTER, "sampler_kwargs": {"rules": {"batch_size": 3}}}, "'batch_size': it is set by data.train_batch_si"),
+        ({**ASYNC, "sampler_kwargs": {"rules": {"lag_max": 3}}}, "'lag_max': it is set by trainer.v1.sampler.max_off"),
+        ({**ASYNC, "sampler_kwargs": {"rules": {"max_off_policy_threshold": 3}}}, "it is set by trainer.v1.sampler.m"),
+        ({"sampler_kwargs": {"rules": {"strict": True}}}, "it stands beside them, sampler_kwargs.strict$"),
+        ({"sampler_kwargs": {"rules": {"gen_batch_size": 2}}}, "it stands beside them, sampler_kwargs.gen_batch_size$"),
+        (
+            {"sampler_kwargs": {"tolerance": 0.1}},
+            "'tolerance'; it is one of the rules: sampler_kwargs.rules.tolerance$",
+        ),
+        ({"sampler_kwargs": {"lag_max": 1}}, "'lag_max': it is set by trainer.v1.sampler.max_off_policy_threshold$"),
+        ({"sampler_kwargs": {"strict": "yes"}}, "sampler_kwargs.strict is 'yes'"),
+        ({"sampler_kwargs": {"stall_s": "x"}}, "sampler_kwargs.stall_s is 'x'"),
+        ({"sampler_kwargs": {"timeout_s": -1}}, "sampler_kwargs.timeout_s is -1"),
+        ({"sampler_kwargs": {"val_group_size": 0}}, "sampler_kwargs.val_group_size is 0"),
+        ({"sampler_kwargs": {"poll_interval": "x"}}, "sampler_kwargs.poll_interval is 'x'"),
+        ({"poll_interval": "x"}, "^poll_interval is 'x'"),
+        ({**FILTER, "sampler_kwargs": {"gen_batch_size": 0}}, "sampler_kwargs.gen_batch_size is 0"),
     ],
 )
 def test_what_can_t_work_is_refused_in_verl_s_names(settings: dict[str, Any], text: str) -> None:

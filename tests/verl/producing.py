@@ -45,12 +45,14 @@ class Queue:
         self.status(uid, status, stamp=stamp)
         return uid
 
-    def row(self, key: str, value: float = 0.0, *, metric: str = "acc", **tag: Any) -> None:
+    def row(
+        self, key: str, value: float = 0.0, *, metric: str = "acc", info: dict[str, Any] | None = None, **tag: Any
+    ) -> None:
         fields: dict[str, Any] = {"input_ids": torch.tensor([1, 2, 3])}
         if metric == "reward":
             fields["rm_scores"] = torch.tensor([0.0, 0.0, value])
         elif metric:
-            fields["extra_fields"] = {"reward_extra_info": {metric: value}}
+            fields["extra_fields"] = {"reward_extra_info": {metric: value} if info is None else info}
         tq.kv_put(key=key, partition_id=self.partition, fields=fields, tag={"seq_len": 3, **tag})
 
     def status(self, uid: str, status: Any, *, stamp: Any = 0) -> None:

@@ -88,7 +88,10 @@ def test_an_async_mode_takes_its_bound_from_the_configuration(compose: Compose) 
     rules = options(compose(*lines), mode="separate_async").rules
 
     assert (rules.mode, rules.lag_max, rules.on_stale) == ("async", 3, "wait")
-    assert options(compose("trainer.v1.sampler.max_off_policy_threshold=null"), mode="x").rules.lag_max is None
+    assert (
+        options(compose("trainer.v1.sampler.max_off_policy_threshold=null"), mode="separate_async").rules.lag_max
+        is None
+    )
 
 
 def test_settings_of_its_own_stand_in_sampler_kwargs(compose: Compose, tmp_path: Path) -> None:

@@ -399,6 +399,26 @@ def test_a_value_that_is_no_number_costs_its_session(
     assert metrics == {"validation/rollout_failure/evicted_samples": 1}
 
 
+def test_in_sync_mode_its_group_is_short_and_the_trajectory_is_cleared(make: Make, queue: Queue) -> None:
+    """The trainer clears what is in its batch, and nobody else knows of the other."""
+    queue.group("strange", "finished", 1.0, NAN)
+    queue.group("none", "finished", NAN, NAN)
+    refill = Refiller(queue)
+    buffer = make(filter_groups_metric="acc", train_batch_size=2, refill_fn=refill)
+    batch, metrics = buffer.sample(global_steps=0, partition_id=queue.partition, batch_size=2)
+
+    assert (batch.keys, metrics, refill.calls) == (["strange_0_0"], {}, [])
+    assert queue.listed() == {"strange_0_0"}
+
+
+def test_a_group_without_any_value_is_replaced_where_failed_ones_are(make: Make, queue: Queue) -> None:
+    queue.group("none", "finished", NAN, NAN)
+    settings = {"filter_groups_metric": "acc", "train_batch_size": 1, "refill_fn": Refiller(queue)}
+
+    assert queue.take(make(**settings, sync_refill_failed_groups=True), 1)[0] == ["refill0"]
+    assert queue.listed() == {"refill0_0_0", "refill0_1_0"}
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in verl's own buffer.
 @pytest.mark.parametrize("kwargs", [{"not_finite": "keep"}, {"strict": True}])
 @pytest.mark.parametrize("values", [[NAN, 1.0], [NAN, NAN], [INFINITE, INFINITE], [1.0, -INFINITE], [NAN]])
@@ -429,6 +449,47 @@ def test_a_value_that_is_missing_beside_one_that_is_no_number_is_missing(
         queue.take(make(**settings, sampler_kwargs={"not_finite": "keep"}), 1)
     with pytest.raises(RuntimeError, match="bad"):
         queue.take(theirs(verl_classes, **settings), 1)
+
+
+# Metrics that are missing --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("info", "text"),
+    [
+        (
+            {"accuracy": 1.0, "len_pen": 0.1},
+            "which the filter reads; its reward_extra_info has 'accuracy', 'len_pen'. Re",
+        ),
+        ({}, "its reward_extra_info has nothing"),
+        ({"acc": "good", "n": 1}, "that is a number, which the filter reads: its reward_extra_info says 'good'"),
+        ({"acc": None}, "its reward_extra_info says None"),
+    ],
+)
+def test_a_missing_metric_is_told_with_what_there_is(make: Make, queue: Queue, info: dict[str, Any], text: str) -> None:
+    settings = {**ASYNC, "filter_groups_metric": "acc", "refill_fn": Refiller(queue)}
+    queue.row("bad_0_0", 1.0)
+    queue.row("bad_1_0", info=info)
+    queue.status("bad", "finished")
+    with pytest.raises(MissingMetric, match="session 1 of group 'bad' has no metric 'acc'") as caught:
+        queue.take(make(**settings), 1)
+
+    assert text in str(caught.value)
+    assert caught.value.present == tuple(sorted(info))
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_so_is_a_reward_that_is_missing(make: Make, queue: Queue) -> None:
+    queue.group("bad", "finished", 1.0)
+    with pytest.raises(MissingMetric, match="reads from its rm_scores: it has none"):
+        queue.take(make(**ASYNC, filter_groups_metric="reward", refill_fn=Refiller(queue)), 1)
+
+
+def test_so_is_a_group_without_a_trajectory(make: Make, queue: Queue) -> None:
+    queue.group("empty", "finished")
+    settings = {**ASYNC, "filter_groups_metric": "acc", "refill_fn": Refiller(queue)}
+    with pytest.raises(MissingMetric, match="since it has no trajectory"):
+        queue.take(make(**settings, sampler_kwargs={"empty_groups": "keep"}), 1)
 
 
 # Restarts ------------------------------------------------------------------------------------------------

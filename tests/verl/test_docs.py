@@ -67,7 +67,7 @@ def test_each_departure_has_a_switch_that_is_taken_and_strict_does_the_same(row:
 
     def options(**kwargs: Any) -> Options:
         given = {"filter_groups_metric": "acc", "train_batch_size": 2, **kwargs}
-        return read(Given(trainer_mode="x", max_off_policy_threshold=2, max_off_policy_strategy="wait",
+        return read(Given(trainer_mode="separate_async", max_off_policy_threshold=2, max_off_policy_strategy="wait",
                           sampler_kwargs=given, has_refill_fn=True))  # fmt: skip
 
     made = yaml.safe_load(f"{{{name}: {value}}}")

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from groupstate.cli import main
 from groupstate.core import events as ev
 from groupstate.core.invariants import violations
-from groupstate.errors import LogInUse
+from groupstate.errors import LogInUse, RunIsClosed
 from groupstate.integrations.verl import ReplayBuffer
 from groupstate.log.file import FileLog
 from groupstate.log.lock import Holder
@@ -163,6 +163,15 @@ def test_another_partition_has_a_log_of_its_own(make: Make, queue: Queue, tmp_pa
     assert sorted(os.listdir(tmp_path)) == ["run", f"run-{queue.partition}"]
 
 
+def test_its_name_is_another_for_each_partition(make: Make, transfer_queue: Any, tmp_path: Path) -> None:
+    buffer = make(sampler_kwargs={"log": str(tmp_path / "run")})
+    for partition in ("x_y", "x-y", "x/y", "x y", "X.é", "2", "x-2"):
+        assert buffer.get_sampleable_count(1, partition) == 0
+
+    names = {"run-x_y", "run-x-y", "run-x%2Fy", "run-x%20y", "run-X.%C3%A9", "run-%32", "run-x-%32"}
+    assert set(os.listdir(tmp_path)) == {"run", *names}
+
+
 def test_a_log_has_one_writer(make: Make, tmp_path: Path) -> None:
     make(sampler_kwargs={"log": str(tmp_path / "run")})
     with pytest.raises(LogInUse):
@@ -176,6 +185,19 @@ def test_a_buffer_of_which_nobody_asked_anything_lets_go_of_its_log(make: Make, 
     first.close()
 
     assert make(**settings).log_path == str(tmp_path / "run")
+
+
+def test_a_closed_buffer_answers_nothing_and_opens_nothing(
+    make: Make, training: Queue, queue: Queue, tmp_path: Path
+) -> None:
+    buffer = make(sampler_kwargs={"log": str(tmp_path / "run")})
+    buffer.close()
+    for partition in ("train", queue.partition):
+        for call in (buffer.sample, buffer.get_sampleable_count, buffer.wait_for_sampleable):
+            with pytest.raises(RunIsClosed, match=rf"this ReplayBuffer was closed \(its log: {tmp_path}/run\)"):
+                call(1, partition, *([1] if call != buffer.get_sampleable_count else []))
+
+    assert os.listdir(tmp_path) == ["run"]
 
 
 def test_a_log_is_taken_from_another_host_on_demand(make: Make, tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 
 from groupstate.core.arguments import integer
 from groupstate.core.explain import Explanation
-from groupstate.errors import SampleTimeout
+from groupstate.errors import RunIsClosed, SampleTimeout
 from groupstate.integrations.verl.metrics import everything
 from groupstate.integrations.verl.options import VALIDATION, BadVerlConfig, Given, read
 from groupstate.integrations.verl.queue import transfer_queue
@@ -89,7 +90,8 @@ class ReplayBuffer:
         return self._runs[TRAINING].path
 
     def close(self) -> None:
-        """Close the log. It is closed at the end of the process in any case, and may as well be killed."""
+        """Close the log; every call from then on is refused (`RunIsClosed`). It is closed at the end of the process in
+        any case, and may as well be killed."""
         self._closer()
 
     # What verl's trainer calls -------------------------------------------------------------------------
@@ -177,9 +179,12 @@ class ReplayBuffer:
 
     def _run(self, partition_id: str, global_steps: int) -> VerlRun:
         integer("global_steps", global_steps, least=0)
+        if not self._closer.alive:
+            where = "in memory" if self.log_path is None else str(self.log_path)
+            raise RunIsClosed(f"this {type(self).__name__} was closed (its log: {where}); construct another one")
         name = TRAINING if partition_id == VALIDATION else partition_id
         if name not in self._runs:
-            beside = None if self.log_path is None else f"{self.log_path}-{re.sub('[^A-Za-z0-9.-]', '-', name)}"
+            beside = None if self.log_path is None else f"{self.log_path}-{_directory(name)}"
             self._runs[name] = VerlRun(self.options, self._refill, training=name, log_path=beside)
         self._runs[name].begin(partition_id, int(global_steps))
         return self._runs[name]
@@ -223,6 +228,12 @@ class Patience:
             log.warning("a wait is stalled", call=self._what, explanation=str(self._explained()))
             self._quiet_since = now
         time.sleep(min(self._poll_s, left_s))
+
+
+def _directory(partition: str) -> str:
+    """A partition's name as one of a directory, another for each. `-2` and so on behind a log's name are kept for
+    further logs of the same partition."""
+    return re.sub(r"(^|(?<=-))[0-9](?=[0-9]*$)", lambda first: f"%{ord(first[0]):02X}", quote(partition, safe=""))
 
 
 def _close(runs: dict[str, VerlRun]) -> None:

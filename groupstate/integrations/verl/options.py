@@ -8,6 +8,7 @@ Rule 2: what can't work is refused before anything is written, under the names t
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args
@@ -98,6 +99,9 @@ class Given:
     """Verl's further keywords; None where one was left out."""
 
 
+TRAINER_MODES: Final = ("sync", "colocate_async", "separate_async")
+"""Modes of verl's own trainers."""
+
 VERL_OPTIONS: Final = (
     "poll_interval",
     "filter_groups_metric",
@@ -107,6 +111,19 @@ VERL_OPTIONS: Final = (
     "sync_refill_failed_groups",
 )
 """Keywords of verl's own buffer, which may also stand in `sampler_kwargs`."""
+
+SET_BY_VERL: Final = {
+    "mode": "trainer.v1.trainer_mode",
+    "batch_size": "data.train_batch_size and what the trainer asks for",
+    "filter_metric": "algorithm.filter_groups.metric (or sampler_kwargs.filter_groups_metric)",
+    "lag_max": "trainer.v1.sampler.max_off_policy_threshold",
+    "on_stale": "trainer.v1.sampler.max_off_policy_strategy",
+    "in_flight_batches_max": "algorithm.filter_groups.max_inflight_gen_batches",
+    "refill_multiple": "data.gen_batch_size",
+    "max_off_policy_threshold": "trainer.v1.sampler.max_off_policy_threshold",
+    "max_off_policy_strategy": "trainer.v1.sampler.max_off_policy_strategy",
+}
+"""Rules, and parameters of the presets, that follow from verl's configuration, and where they are set there."""
 
 OWN_OPTIONS: Final = (
     "log",
@@ -145,13 +162,15 @@ def read(given: Given) -> Options:
 class _Reader:
     def __init__(self, given: Given) -> None:
         self.given = given
+        _check_mode(given.trainer_mode)
         self.sync = given.trainer_mode == "sync"
         self.tree = Tree(given.sampler_kwargs, given.trainer_config)
         kwargs = _plain(given.sampler_kwargs)
         for name in kwargs:
             if name not in (*VERL_OPTIONS, *OWN_OPTIONS):
-                raise BadVerlConfig(unknown_key(str(name), (*VERL_OPTIONS, *OWN_OPTIONS), "sampler_kwargs"))
+                raise BadVerlConfig(_unknown(str(name)))
         direct = {name: value for name, value in given.direct.items() if value is not None}
+        self._direct = frozenset(direct)
         self.values = {name: value for name, value in {**kwargs, **direct}.items() if value is not None}
         self.strict = self._truth("strict")
         self.metric = self._metric()
@@ -164,7 +183,9 @@ class _Reader:
         return Options(
             rules=self._rules(),
             poll_interval=seconds(
-                "poll_interval", self.values.get("poll_interval", POLL_INTERVAL_S), error=BadVerlConfig
+                self._named("poll_interval"),
+                self.values.get("poll_interval", POLL_INTERVAL_S),
+                error=BadVerlConfig,
             ),
             refills=self.given.has_refill_fn and (not self.sync or self.metric is not None or self.refills_failed),
             group_size=self._size("group_size", "actor_rollout_ref.rollout.n"),
@@ -180,10 +201,20 @@ class _Reader:
             restart_age=self._one_of("restart_age", RestartAge, "restart" if self.strict else "recorded"),
             metrics=self._one_of("metrics", Metrics, "verl"),
             stall_s=self._stall_s(),
-            timeout_s=None if "timeout_s" not in self.values else seconds("timeout_s", self.values["timeout_s"]),
+            timeout_s=self._timeout_s(),
         )
 
     # One by one --------------------------------------------------------------------------------------
+
+    def _named(self, name: str, elsewhere: str | None = None) -> str:
+        """A setting as it was written.
+
+        Args:
+            elsewhere: where it stands in verl's configuration, if it is neither an argument nor in `sampler_kwargs`.
+        """
+        if name in self.values:
+            return name if name in self._direct else f"sampler_kwargs.{name}"
+        return elsewhere or name
 
     def _metric(self) -> str | None:
         metric = self.values.get("filter_groups_metric")
@@ -199,7 +230,8 @@ class _Reader:
         if metric is None:
             return None
         if not isinstance(metric, str) or not metric:
-            raise BadVerlConfig(f"filter_groups_metric is {shown(metric)}; it must be the name of a metric")
+            name = self._named("filter_groups_metric", "algorithm.filter_groups.metric")
+            raise BadVerlConfig(f"{name} is {shown(metric)}; it must be the name of a metric")
         if not self.given.has_refill_fn:
             raise BadVerlConfig(f"filter_groups_metric {metric!r} requires refill_fn, which replaces what is filtered")
         reward_model = "reward.reward_model"
@@ -216,7 +248,7 @@ class _Reader:
             return False
         if name in self.values and not self._truth(name):
             return False
-        if self.sync and not self.given.has_refill_fn:
+        if not self.given.has_refill_fn:
             raise BadVerlConfig(f"{name} requires refill_fn, which replaces the failed groups")
         return self.sync
 
@@ -240,7 +272,10 @@ class _Reader:
         """Prompts come in multiples of it."""
         dispatched = self._dispatched_in()
         size = integer(
-            "gen_batch_size", self.values.get("gen_batch_size", dispatched or 1), least=1, error=BadVerlConfig
+            self._named("gen_batch_size"),
+            self.values.get("gen_batch_size", dispatched or 1),
+            least=1,
+            error=BadVerlConfig,
         )
         if dispatched is not None and size % dispatched:
             raise BadVerlConfig(
@@ -262,6 +297,8 @@ class _Reader:
         return int(self.tree.get("data.gen_batch_size") or train)
 
     def _check_refills(self) -> None:
+        if self.metric is not None and "max_inflight_gen_batches" in self.values:
+            self._in_flight()
         if not self.sync or (self.metric is None and not self.refills_failed):
             return
         size = self.gen_batch_size
@@ -274,13 +311,26 @@ class _Reader:
             raise BadVerlConfig("filter_groups_metric needs train_batch_size in sync mode: refills are bounded by it")
 
     def _rules(self) -> Rules:
-        changes = dict(_mapping("rules", self.values.get("rules", {})))
+        own = _mapping("sampler_kwargs.rules", self.values.get("rules", {}))
+        for name in own:
+            _check_rule(str(name))
+        try:
+            return self._rules_with(dict(own))
+        except BadVerlConfig:
+            raise
+        except BadSettings as error:
+            if any(re.search(rf"\b{re.escape(str(name))}\b", str(error)) for name in own):
+                raise BadVerlConfig(f"sampler_kwargs.rules: {error}") from error
+            raise
+
+    def _rules_with(self, changes: dict[str, Any]) -> Rules:
         changes.setdefault("empty_session", "allow")
         changes.setdefault("stall_s", self._stall_s())
         if self.strict:
             changes.setdefault("eviction_streak_max", ENDLESS)
         empty = changes.get("empty", self._empty())
-        size = integer("train_batch_size", self.train_batch_size or 1, least=1, error=BadVerlConfig)
+        named = self._named("train_batch_size", "data.train_batch_size")
+        size = integer(named, self.train_batch_size or 1, least=1, error=BadVerlConfig)
         if not self.sync:
             return Rules.verl_async(
                 size,
@@ -313,12 +363,13 @@ class _Reader:
 
     def _in_flight(self) -> int:
         name = "max_inflight_gen_batches"
-        value = self.values.get(name, self.tree.get(f"algorithm.filter_groups.{name}"))
-        return integer(name, 1 if value is None else value, least=1, error=BadVerlConfig)
+        place = f"algorithm.filter_groups.{name}"
+        value = self.values.get(name, self.tree.get(place))
+        return integer(self._named(name, place), 1 if value is None else value, least=1, error=BadVerlConfig)
 
     def _size(self, name: str, place: str) -> int | None:
         found = self.values.get(name, self.tree.get(place))
-        return integer_or_none(name, found, least=1, most=SIZE_MAX, error=BadVerlConfig)
+        return integer_or_none(self._named(name, place), found, least=1, most=SIZE_MAX, error=BadVerlConfig)
 
     def _log(self) -> str | None:
         given = self.values.get("log")
@@ -330,12 +381,17 @@ class _Reader:
         return None if beside is None else os.path.join(str(beside), "groupstate")
 
     def _stall_s(self) -> float:
-        return seconds("stall_s", self.values.get("stall_s", 0.0 if self.strict else STALL_S), error=BadVerlConfig)
+        value = self.values.get("stall_s", 0.0 if self.strict else STALL_S)
+        return seconds("sampler_kwargs.stall_s", value, error=BadVerlConfig)
+
+    def _timeout_s(self) -> float | None:
+        value = self.values.get("timeout_s")
+        return None if value is None else seconds("sampler_kwargs.timeout_s", value, error=BadVerlConfig)
 
     def _truth(self, name: str) -> bool:
         value = self.values.get(name, False)
         if not isinstance(value, bool):
-            raise BadVerlConfig(f"{name} is {shown(value)}; it must be true or false")
+            raise BadVerlConfig(f"{self._named(name)} is {shown(value)}; it must be true or false")
         return value
 
     def _one_of(self, name: str, kind: Any, default: Any) -> Any:
@@ -345,6 +401,33 @@ class _Reader:
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {', '.join(known)}{hint}")
         return value
+
+
+def _unknown(name: str) -> str:
+    """The text for what is no setting of `sampler_kwargs`."""
+    if name in SET_BY_VERL:
+        return f"sampler_kwargs has no setting {name!r}: it is set by {SET_BY_VERL[name]}"
+    if name in Rules.__struct_fields__:
+        return f"sampler_kwargs has no setting {name!r}; it is one of the rules: sampler_kwargs.rules.{name}"
+    return unknown_key(name, (*VERL_OPTIONS, *OWN_OPTIONS), "sampler_kwargs")
+
+
+def _check_rule(name: str) -> None:
+    """Refuse among the rules what has its place elsewhere."""
+    if name in SET_BY_VERL:
+        raise BadVerlConfig(f"sampler_kwargs.rules can't have {name!r}: it is set by {SET_BY_VERL[name]}")
+    if name in (*VERL_OPTIONS, *OWN_OPTIONS) and name not in Rules.__struct_fields__:
+        raise BadVerlConfig(f"sampler_kwargs.rules can't have {name!r}: it stands beside them, sampler_kwargs.{name}")
+
+
+def _check_mode(mode: Any) -> None:
+    """Refuse what is no mode of verl's trainers. One that somebody has registered there is one of them."""
+    registered = getattr(sys.modules.get("verl.trainer.ppo.v1.trainer_base"), "TRAINER_REGISTRY", {})
+    known = list(dict.fromkeys([*TRAINER_MODES, *registered]))
+    if mode not in known:
+        near = nearest(mode, known) if isinstance(mode, str) else []
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise BadVerlConfig(f"trainer_mode is {shown(mode)}; it must be one of {', '.join(known)}{hint}")
 
 
 class Tree:

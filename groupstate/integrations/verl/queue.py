@@ -178,12 +178,15 @@ class Partition:
 
     def values(self, keys: list[str], metric: str) -> dict[str, float]:
         """A metric of trajectories, as far as they have it."""
-        field = "rm_scores" if metric == REWARD else "extra_fields"
-        found = dict(zip(keys, self._column(keys, field), strict=True))
         if metric == REWARD:
-            return {key: float(scores.sum().item()) for key, scores in found.items() if scores is not None}
-        infos = {key: _extra_info(fields) for key, fields in found.items()}
-        return {key: number for key, info in infos.items() if (number := _number(info.get(metric))) is not None}
+            scores = zip(keys, self._column(keys, "rm_scores"), strict=True)
+            return {key: float(each.sum().item()) for key, each in scores if each is not None}
+        infos = self.infos(keys)
+        return {key: value for key, info in infos.items() if (value := number(info.get(metric))) is not None}
+
+    def infos(self, keys: list[str]) -> dict[str, Mapping[Any, Any]]:
+        """What trajectories have as `reward_extra_info`; nothing for those that lack it."""
+        return {key: _extra_info(each) for key, each in zip(keys, self._column(keys, "extra_fields"), strict=True)}
 
     def _column(self, keys: list[str], field: str) -> list[Any]:
         """A field of trajectories; None for those that lack it."""
@@ -232,13 +235,14 @@ def _count(tag: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None
 
 
-def _extra_info(fields: Any) -> Mapping[str, Any]:
+def _extra_info(fields: Any) -> Mapping[Any, Any]:
     whole = getattr(fields, "data", fields)
     info = whole.get("reward_extra_info", {}) if isinstance(whole, Mapping) else {}
     return info if isinstance(info, Mapping) else {}
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
+    """A value as verl takes it for a number; None for one that is none."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,7 +1,8 @@
 """One log, and the partitions of TransferQueue that it tells of.
 
 Rule 1: what follows from a listing is durable before anything is done in TransferQueue or given to the trainer.
-Rule 2: what the core evicts is cleared; what it samples keeps its trajectories, which the trainer clears.
+Rule 2: what the core evicts is cleared; what it samples keeps the trajectories that are in the batch, which the trainer
+clears.
 """
 
 import itertools
@@ -16,9 +17,10 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
-from groupstate.errors import BadInput, SampleError
+from groupstate.errors import BadInput, MissingMetric, SampleError
 from groupstate.integrations.verl.lives import Lives
 from groupstate.integrations.verl.metrics import Evictions
+from groupstate.integrations.verl.missing import explained
 from groupstate.integrations.verl.options import VALIDATION, Options
 from groupstate.integrations.verl.queue import Partition, Place
 from groupstate.log.file import FileLog
@@ -401,9 +403,14 @@ class VerlRun:
 
         Raises:
             NothingToTrainOn: no group of it has a trajectory, in sync mode; else such a batch is empty, as verl's.
+            MissingVerlMetric: a group lacks the filter's metric.
             SampleError: it can't come.
         """
-        sampled = self.feed.answer(waiter)
+        try:
+            sampled = self.feed.answer(waiter)
+        except MissingMetric as error:
+            partition = self._partition(name)
+            raise explained(error, partition, self._keys_read(partition, error)) from None
         if sampled is None:
             return None
         partition = self._partition(name)
@@ -415,7 +422,10 @@ class VerlRun:
             )
         keys = [key for row in sampled.keys if (key := self._key_of(partition, row)) is not None]
         uids = self._uids(sampled.group_ids)
-        partition.clear(uids)
+        # With the prompts go trajectories that aren't in the batch, such as those of sessions that were refused: the
+        # trainer clears what it was given.
+        given = set(keys)
+        partition.clear(key for uid in uids for key in partition.keys_of(uid) if key not in given)
         for uid in uids:
             self._folded.pop(uid, None)
         if kind_of(name) == ev.TRAIN:
@@ -423,6 +433,17 @@ class VerlRun:
         else:
             self.feed.commit(sampled)
         return Taken(sampled, keys, [dict(partition.tags[key]) for key in keys])
+
+    def _keys_read(self, partition: Partition, missing: MissingMetric) -> list[str]:
+        """The trajectories of a session that the filter reads, of what is listed now."""
+        uid = self._lives.uid_of(missing.group_id)
+        listed = partition.groups.get(uid) if uid is not None else None
+        if uid is None or listed is None:
+            return []
+        to = {place: logged for logged, place in self._folded.get(uid, {}).items()}
+        places = sorted(place for place in listed.rows if to.get(place, place)[0] == missing.session)
+        last = None if self.rules.per == "trajectory" else -1
+        return [listed.rows[place] for place in places[last:]]
 
     def _key_of(self, partition: Partition, row: RowKey) -> str | None:
         """A trajectory's key; None if somebody has taken it out, as can be in validation, where nothing is evicted."""
