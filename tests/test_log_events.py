@@ -16,7 +16,17 @@ WHO = {"group", "session", "attempt", "seq"}
 COUNTS = {
     *("count", "credit", "evicted", "lag", "lineage", "open_groups", "position", "reported", "requeued", "retried"),
     *("servers_left", "submitted", "torn_bytes", "versions", "weight_version", "engine_version", "run_version"),
-    *("deadline_s", "dropped_count", "failed_count", "finished", "groups", "keys", "logged_count", "queued"),
+    *(
+        "deadline_s",
+        "dropped_count",
+        "failed_count",
+        "finished",
+        "groups",
+        "keys",
+        "logged_count",
+        "queued",
+        "returncode",
+    ),
 }
 NAMES = {
     *(
@@ -33,7 +43,7 @@ NAMES = {
         "source",
         "url",
     ),
-    *("instead", "key", "log", "option", "other", "partition", "tracker", "version"),
+    *("instead", "key", "log", "option", "other", "part", "partition", "tracker", "version"),
 }
 TEXTS = {"consequence", "error", "explanation", "help", "problem", "text", "value"}
 """May hold what a session, a prompt or a server said: only in warnings and errors."""

@@ -800,3 +800,15 @@ def test_of_two_versions_the_event_with_each_that_is_the_oldest_the_newest_or_th
 
     assert (group.first_version, group.oldest_version, group.newest_version) == (versions[0], 4, 6)
     assert group.version_seqs == {"first_token": 8, "oldest_token": 8, "newest_token": 8}
+
+
+def test_a_session_that_starts_in_a_later_attempt_is_followed() -> None:
+    """The replay says that it can't; the counts go on from what the log says."""
+    row = (ev.TrajectoryRecord(0, {"reward": 1.0}),)
+    records = log(submit("a"), ev.SessionStarted("a", 0, 2), ev.SessionFinished("a", 0, 2, row), ev.GroupFinished("a"))
+    checker = Checker(replays=False)
+    for record in records:
+        checker.take(record)
+
+    assert checker.found == []
+    assert [found.invariant for found in violations(records)] == [9]

@@ -435,6 +435,18 @@ def test_a_status_that_goes_backwards_is_passed_over_with_one_warning(outside: M
     assert "it is finished" in warnings(caplog)[1]
 
 
+@pytest.mark.parametrize("malformed", [None, Reported(status="running", stamp=0, rows=7)])  # type: ignore[arg-type]
+def test_a_group_whose_report_loses_its_form_stays_as_it_is_until_it_has_one_again(
+    outside: Make, malformed: Any
+) -> None:
+    out = outside().report("a", "running")
+    before = out.records
+    out.listing["a"] = malformed
+
+    assert out.look().look().records == before
+    assert out.report("a", "finished", 1.0, 0.0).phase("a") == "finished"
+
+
 @pytest.mark.parametrize(
     ("group_id", "fields"),
     [
