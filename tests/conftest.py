@@ -7,6 +7,7 @@ and the end of the report says so. `make test` installs them all, so nothing is 
 import importlib.util
 import os
 import re
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -26,6 +27,11 @@ OPTIONAL = {
 LEFT_OUT: dict[str, str] = {}
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control starts so what it runs in the background, and every process hands it on: a test that
+    # interrupts a process of its own would wait for ever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("quick", max_examples=50, stateful_step_count=30, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, stateful_step_count=100, deadline=None)
