@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from hypothesis import given
 
 from groupstate.core import events as ev
+from groupstate.core.batch_invariants import flat
 from groupstate.core.book import Book
-from groupstate.core.invariants import MOVES_ONE, UNCOUNTED, Checker, flat
+from groupstate.core.invariants import MOVES_ONE, UNCOUNTED, Checker
 from groupstate.core.phases import Phase
 from groupstate.core.standing import Standing, totals_of
 from groupstate.testing import play, strategies
