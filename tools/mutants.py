@@ -42,7 +42,13 @@ BOOK = (
 INVARIANTS = ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py")
 
 TESTS: Mapping[str, tuple[str, ...]] = {
-    "evict": ("core/test_evict.py", "core/test_doomed.py", "core/test_datasets.py"),
+    "evict": (
+        "core/test_evict.py",
+        "core/test_doomed.py",
+        "core/test_datasets.py",
+        "core/test_requeues.py",
+        "core/test_spread.py",
+    ),
     "supply": ("core/test_supply.py", "core/test_targets.py", "core/test_datasets.py"),
     "rules": ("core/test_rules.py", "core/test_rule_problems.py", "core/test_datasets.py"),
     "rule_problems": ("core/test_rule_problems.py", "core/test_rules.py"),
