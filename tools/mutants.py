@@ -70,7 +70,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "tracked": ("core/test_invariants.py",),
     "metrics": ("core/test_metrics.py",),
     "trajectory": ("core/test_trajectory.py",),
-    "invariants": INVARIANTS,
+    "invariants": (*INVARIANTS, "core/test_standing.py"),
     "group_invariants": INVARIANTS,
     "batch_invariants": INVARIANTS,
     "misfits": INVARIANTS,

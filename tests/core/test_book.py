@@ -97,6 +97,9 @@ def test_counts_are_by_phase_and_partition() -> None:
     assert book.count(Phase.PENDING, Phase.RUNNING) == 3
     assert book.count(Phase.PENDING, partition="train") == 1
     assert book.count(Phase.RUNNING, partition="val") == 0
+    assert book.count(Phase.PENDING, Phase.RUNNING, partition="train") == 2
+    assert book.count(Phase.PENDING, Phase.RUNNING, partition="val") == 1
+    assert book.count(Phase.PENDING, partition="test") == book.count(*Phase, partition="test") == 0
     assert book.in_flight_count() == 2
     assert book.in_flight_count("val") == 1
     assert book.partitions() == ["train", "val"]
