@@ -476,6 +476,15 @@ def test_a_count_of_tokens_is_an_integer_from_0(field: str, count: Any) -> None:
     assert str(refused.value) == f"{WHO} has {field} = {count!r}; it must be an integer from 0"
 
 
+@pytest.mark.parametrize("spans", [(), (SPAN(0, 1, 7),), (SPAN(0, 2, 7), SPAN(2, 3, 8))], ids=["none", "one", "two"])
+def test_spans_that_are_as_they_are_kept_are_not_made_again(spans: tuple[ev.VersionSpan, ...]) -> None:
+    assert counted(response_tokens=3, spans=spans).spans is spans
+
+
+def test_a_record_without_tokens_names_what_is_no_number() -> None:
+    assert counted(not_finite=("acc", "reward")) == ev.TrajectoryRecord(5, not_finite=("acc", "reward"))
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
