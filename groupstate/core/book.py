@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from groupstate.core import book_checks as checks
 from groupstate.core import events as ev
+from groupstate.core.departed import Departed
 from groupstate.core.group import Group, evolve, submitted, versions_used
 from groupstate.core.held import UNDELIVERED, Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, kept_empty, next_phase
@@ -24,7 +25,7 @@ from groupstate.core.shelf import Shelf
 from groupstate.errors import UnknownGroup, UnsupportedLog
 
 DEPARTED_IDS_MAX = 1_000_000
-"""Ids of groups that have left, kept to refuse their reuse and to fence their late results (about 0.13 GB)."""
+"""Ids of groups that have left, kept to refuse their reuse and to fence their late results (10 to 30 MB)."""
 
 MARKS_REMEMBERED = 100
 """Marks of which the place is known, to keep the events since one of them."""
@@ -42,11 +43,8 @@ class Book:
         """Live groups: everything but evicted and committed ones."""
         self.aside: dict[str, Group] = {}
         """Committed groups that a kept mark could still bring back."""
-        self.departed: dict[str, Phase] = {}
+        self.departed = Departed()
         """The last so many groups that have left, in the order in which they did."""
-        self._departures: deque[str] = deque()
-        """Their ids once more, from when the first is forgotten: a plain dict would search for its oldest among all
-        that it has forgotten since it last grew, and an ordered one takes twice the memory and is slow to fill."""
         self.requests: dict[int, OpenRequest] = {}
         self.batches: dict[int, OpenBatch] = {}
         self.credits: deque[Credit] = deque()
@@ -369,12 +367,9 @@ class Book:
             self.released += group.payloads()
 
     def _depart(self, group_id: str, phase: Phase) -> None:
-        self.departed[group_id] = phase
-        if self._departures:
-            self._departures.append(group_id)
+        self.departed.add(group_id, phase)
         if len(self.departed) > DEPARTED_IDS_MAX:
-            self._departures = self._departures or deque(self.departed)
-            del self.departed[self._departures.popleft()]
+            self.departed.forget_oldest()
 
     def _dataset(self, name: str) -> Counter[str]:
         if name not in self.datasets:
@@ -641,13 +636,12 @@ class Book:
         for group_id in undone:
             before = self.aside.pop(group_id)
             after = _capped(self._back(before, evolve(before, event, seq, at_ns)), event.weight_version)
-            self.departed.pop(group_id, None)
             self.groups[group_id] = after
             self._shelf(after.partition).add(after)
             self._dataset(after.dataset)["committed"] -= 1
             self.totals[f"committed/{after.partition}"] -= 1
             self._opened(after, 1)
-        self._departures.clear()
+        self.departed.remove(undone)
         self.totals["committed"] -= len(undone)
 
     def _closed(self, event: ev.RunClosed, seq: int, at_ns: int) -> None:
