@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.held import Held, Rewards, flat, held, varied
 from benchmarks.measure import Measurement, Meter, Result, frozen_heap, interleaved, lines_run, ratio_of_pairs, seconds
+from groupstate.core.book_changes import depart
 from groupstate.core.phases import Phase
 
 RATIO_MAX = 1.5
@@ -42,7 +43,7 @@ async def measure_left(
     """
     runs = {name: held(count) for name in ("none has left", f"{left:,} have left")}
     for number in range(left):
-        runs[f"{left:,} have left"].ledger.book._depart(f"left{number}", Phase.COMMITTED)
+        depart(runs[f"{left:,} have left"].ledger.book, f"left{number}", Phase.COMMITTED)
     with frozen_heap():
         title = f"a decision, {count:,} held, the group is evicted and refilled"
         return [await _compared(title, runs, evicted, decisions, repetitions)]

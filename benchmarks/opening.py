@@ -21,7 +21,8 @@ import msgspec
 from benchmarks import stream
 from benchmarks.measure import Measurement, Result, Spread, interleaved, ratio_of_pairs
 from groupstate.core import events as ev
-from groupstate.core.book import DEPARTED_IDS_MAX, Book
+from groupstate.core.book import Book
+from groupstate.core.book_changes import DEPARTED_IDS_MAX
 from groupstate.core.phases import Phase
 from groupstate.core.snapshot import capture, encoded
 from groupstate.log.codec import encode_items

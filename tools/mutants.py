@@ -32,8 +32,23 @@ WORK = ROOT / ".cache" / "mutants"
 BEGIN = "<!-- generated from tests/mutants/results.toml by `make mutants`; edits are overwritten -->"
 END = "<!-- end of what is generated from the results -->"
 
+BOOK = (
+    "core/test_book.py",
+    "core/test_targets.py",
+    "core/test_datasets.py",
+    "core/test_requeues.py",
+    "core/test_rules.py",
+)
+INVARIANTS = ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py")
+
 TESTS: Mapping[str, tuple[str, ...]] = {
-    "evict": ("core/test_evict.py", "core/test_doomed.py", "core/test_datasets.py"),
+    "evict": (
+        "core/test_evict.py",
+        "core/test_doomed.py",
+        "core/test_datasets.py",
+        "core/test_requeues.py",
+        "core/test_spread.py",
+    ),
     "supply": ("core/test_supply.py", "core/test_targets.py", "core/test_datasets.py"),
     "rules": ("core/test_rules.py", "core/test_rule_problems.py", "core/test_datasets.py"),
     "rule_problems": ("core/test_rule_problems.py", "core/test_rules.py"),
@@ -42,13 +57,8 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "presets": ("core/test_presets.py",),
     "group": ("core/test_group.py", "core/test_requeues.py"),
     "book_checks": ("core/test_book.py", "core/test_group.py"),
-    "book": (
-        "core/test_book.py",
-        "core/test_targets.py",
-        "core/test_datasets.py",
-        "core/test_requeues.py",
-        "core/test_rules.py",
-    ),
+    "book": BOOK,
+    "book_changes": BOOK,
     "frontier": ("core/test_frontier.py",),
     "phases": ("core/test_phases.py",),
     "held": ("core/test_book.py", "core/test_datasets.py", "core/test_metrics.py"),
@@ -60,8 +70,10 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "tracked": ("core/test_invariants.py",),
     "metrics": ("core/test_metrics.py",),
     "trajectory": ("core/test_trajectory.py",),
-    "invariants": ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py"),
-    "misfits": ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py"),
+    "invariants": (*INVARIANTS, "core/test_standing.py"),
+    "group_invariants": INVARIANTS,
+    "batch_invariants": INVARIANTS,
+    "misfits": INVARIANTS,
     "typed_settings": (
         "core/test_typed_settings.py",
         "core/test_rules.py",

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
+from groupstate.core.book_changes import count_finished
 from groupstate.core.group import Group, Session, finished, shares_ranges, started, widen
 from groupstate.core.phases import Phase
 
@@ -119,7 +120,7 @@ class Replay:
             self._give_back(working)
         self._working.clear()
         if self._finished:
-            self.book.count_finished(self._finished, self._tokens)
+            count_finished(self.book, self._finished, self._tokens)
             self._finished = self._tokens = 0
         return self.book
 

@@ -13,8 +13,9 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import MARKS_KEPT, Book
+from groupstate.core.book import Book
 from groupstate.core.group import Group
+from groupstate.core.held import MARKS_KEPT
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Positions `start` up to (not including) `stop`, in order, with gaps between them."""
@@ -140,7 +141,7 @@ class FrontierTracker:
         for groups, committed in ((book.groups.values(), False), (book.aside.values(), True)):
             for group in groups:
                 self._hold(group, committed=committed)
-        self._commits.extend((seq, (group_id,)) for seq, group_id in book._committed_at if group_id in self._where)
+        self._commits.extend((seq, (group_id,)) for seq, group_id in book.committed_at if group_id in self._where)
         for place in self._places.values():
             known = (place.open.ranges(), place.committed.ranges())
             for start, stop in _gaps(known, place.next):

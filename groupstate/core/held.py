@@ -9,6 +9,12 @@ from groupstate.core import events as ev
 DISK_HOLD = "disk: "
 """How the reason of a hold begins that is for want of room on the disk."""
 
+MARKS_REMEMBERED = 100
+"""Marks of which the place is known, to keep the events since one of them."""
+
+MARKS_KEPT = 2
+"""Checkpoint marks that a run can go back to; committed groups newer than the older one are kept aside."""
+
 UNDELIVERED = frozenset({"cancelled", "damaged"})
 """Reasons with which a batch comes back that its sampler never got."""
 

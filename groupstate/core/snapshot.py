@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from groupstate.core.book import Book
+from groupstate.core.book_changes import in_force
 from groupstate.core.departed import Blocks, Departed, Left, index_parts, parts_of
 from groupstate.core.events import SourceOpened
 from groupstate.core.group import Group, without_yield
@@ -106,7 +107,7 @@ class _Version(msgspec.Struct):
 def capture(book: Book) -> Capture:
     """The book as it is now. Costs a copy of its lists, not of what is in them."""
     return Capture(
-        _state(book, list(book._committed_at)),
+        _state(book, list(book.committed_at)),
         list(book.groups.values()),
         list(book.aside.values()),
         book.departed.copy(),
@@ -147,7 +148,7 @@ def _state(book: Book, committed_at: list[tuple[int, str]]) -> BookState:
         marks=list(book.marks),
         mark_seqs=list(book.mark_seqs),
         windows={name: _flat(window) for name, window in book.windows.items()},
-        windows_out={batch: _flat(window) for batch, window in book._windows_out.items()},
+        windows_out={batch: _flat(window) for batch, window in book.windows_out.items()},
         totals=dict(book.totals),
         datasets={name: dict(counts) for name, counts in book.datasets.items()},
         uses={name: attrs.evolve(use) for name, use in book.uses.items()},
@@ -155,7 +156,7 @@ def _state(book: Book, committed_at: list[tuple[int, str]]) -> BookState:
         committed_at=committed_at,
         phases={
             partition: {str(phase): [places[g] for g in ids] for phase, ids in shelf.phases.items() if ids}
-            for partition, shelf in book._shelves.items()
+            for partition, shelf in book.shelves.items()
         },
     )
 
@@ -164,7 +165,7 @@ def restore(taken: Capture) -> Book:
     """A book that goes on from a capture."""
     state, book = taken.state, Book()
     book.run_id = state.run_id
-    book._in_force(state.rules, state.weight_version, state.lineage)
+    in_force(book, state.rules, state.weight_version, state.lineage)
     for name in (
         "started_at_ns",
         "openings",
@@ -193,14 +194,14 @@ def restore(taken: Capture) -> Book:
     book.credits = deque(state.credits)
     book.mark_seqs.extend(state.mark_seqs)
     book.windows = {name: _window(fields) for name, fields in state.windows.items()}
-    book._windows_out = {batch: _window(fields) for batch, fields in state.windows_out.items()}
+    book.windows_out = {batch: _window(fields) for batch, fields in state.windows_out.items()}
     book.totals = Counter(state.totals)
     book.datasets = {name: Counter(counts) for name, counts in state.datasets.items()}
     book.uses = state.uses
     book.targets = Counter(state.targets)
-    book._committed_at = deque(state.committed_at)
+    book.committed_at = deque(state.committed_at)
     for partition, phases in state.phases.items():
-        book._shelves[partition] = _shelf(book._classes, groups, phases)
+        book.shelves[partition] = _shelf(book.lag_classes, groups, phases)
     return book
 
 

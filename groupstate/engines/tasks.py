@@ -42,30 +42,7 @@ async def guarded(work: Coroutine[Any, Any, T], end: Callable[[], None]) -> T:
     return task.result()
 
 
-async def ended(task: "asyncio.Task[Any]", timeout_s: float | None = None) -> bool:
-    """Wait for its end, or for so many seconds; whether it has ended. Whoever is cancelled meanwhile, it goes on.
-
-    What `asyncio.wait` does with one task, in half the time.
-    """
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake(_: object = None) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    timer = None if timeout_s is None else loop.call_later(timeout_s, wake)
-    task.add_done_callback(wake)
-    try:
-        await waiter
-    finally:
-        if timer is not None:
-            timer.cancel()
-        task.remove_done_callback(wake)
-    return task.done()
-
-
-async def settled(task: "asyncio.Task[Any]") -> asyncio.CancelledError | None:
+async def settled(task: "asyncio.Future[Any]") -> asyncio.CancelledError | None:
     """Wait for its end, whatever comes; returns the cancellation that came meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):

@@ -17,9 +17,10 @@ from typing import Any, Final
 import msgspec
 
 from groupstate.core import events as ev
+from groupstate.core.batch_invariants import flat
 from groupstate.core.book import Book
 from groupstate.core.folding import Replay
-from groupstate.core.invariants import INVARIANTS, MOVES_ONE, UNCOUNTED, Checker, flat
+from groupstate.core.invariants import INVARIANTS, MOVES_ONE, UNCOUNTED, Checker
 from groupstate.core.phases import Phase
 from groupstate.core.standing import Standing, totals_of
 from groupstate.inspect.checking import Checked, Kept, checked

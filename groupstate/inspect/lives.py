@@ -13,8 +13,9 @@ from typing import Any, Final
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import MARKS_KEPT, Book
+from groupstate.core.book import Book
 from groupstate.core.group import Group
+from groupstate.core.held import MARKS_KEPT
 from groupstate.core.phases import IN_FLIGHT, TERMINAL, Phase, kept_empty
 from groupstate.errors import LogError
 
@@ -492,7 +493,7 @@ class Lives:
                 0, batch.partition, len(lives), batch.weight_version, 0, None,
                 batch.batch, batch.weight_version, lives, batch.lags, batch.seq, at_ns,
             )  # fmt: skip
-        for seq, group_id in book._committed_at:
+        for seq, group_id in book.committed_at:
             life = self.groups.pop(group_id)
             life.left_seq, life.left_ns = seq, life.phase_ns
             self._listener.left(life)

@@ -13,7 +13,8 @@ from typing import Any, Final
 import attrs
 
 from groupstate.core import events as ev
-from groupstate.core.book import MARKS_KEPT, Book
+from groupstate.core.book import Book
+from groupstate.core.held import MARKS_KEPT
 from groupstate.core.phases import Phase, kept_empty
 from groupstate.errors import BadInput
 from groupstate.inspect.followed import Followed

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from groupstate.core.arguments import as_integer
-from groupstate.core.book import MARKS_REMEMBERED
+from groupstate.core.held import MARKS_REMEMBERED
 from groupstate.errors import BadSettings
 from groupstate.log.archive import archive_path, pack_segment
 from groupstate.log.disk import Disk, make_file, read_file

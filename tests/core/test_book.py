@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from groupstate.core import book as book_module
+from groupstate.core import book_changes
 from groupstate.core import events as ev
-from groupstate.core.book import MARKS_KEPT, MARKS_REMEMBERED, Book
+from groupstate.core.book import Book
 from groupstate.core.folding import replayed
-from groupstate.core.held import Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
+from groupstate.core.held import MARKS_KEPT, MARKS_REMEMBERED, Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase
 from groupstate.core.rules import RULES_VERSION, Rules
 from groupstate.core.shelf import Shelf
@@ -97,6 +97,9 @@ def test_counts_are_by_phase_and_partition() -> None:
     assert book.count(Phase.PENDING, Phase.RUNNING) == 3
     assert book.count(Phase.PENDING, partition="train") == 1
     assert book.count(Phase.RUNNING, partition="val") == 0
+    assert book.count(Phase.PENDING, Phase.RUNNING, partition="train") == 2
+    assert book.count(Phase.PENDING, Phase.RUNNING, partition="val") == 1
+    assert book.count(Phase.PENDING, partition="test") == book.count(*Phase, partition="test") == 0
     assert book.in_flight_count() == 2
     assert book.in_flight_count("val") == 1
     assert book.partitions() == ["train", "val"]
@@ -176,7 +179,7 @@ def test_ids_are_opaque() -> None:
 
 
 def test_the_oldest_departed_ids_are_forgotten_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 2)
+    monkeypatch.setattr(book_changes, "DEPARTED_IDS_MAX", 2)
     story = play(*done("a", "b", "c"), "evict a stale", "evict b stale", "evict c stale")
 
     assert list(story.book.departed) == ["b", "c"]
@@ -186,7 +189,7 @@ def test_the_oldest_departed_ids_are_forgotten_at_the_bound(monkeypatch: pytest.
 def test_a_group_that_came_back_is_forgotten_in_the_order_in_which_it_leaves_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 2)
+    monkeypatch.setattr(book_changes, "DEPARTED_IDS_MAX", 2)
     story = play(*done("a", "b", "c", "d"), "evict a stale", "mark", "sample 1", "commit 1", "evict c stale")
     assert list(story.book.departed) == ["b", "c"]
     story.tell("recover at=1", "evict d stale", "evict b stale")
@@ -195,14 +198,14 @@ def test_a_group_that_came_back_is_forgotten_in_the_order_in_which_it_leaves_aga
 
 
 def test_forgetting_a_departed_id_costs_the_same_however_many_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 50_000)
+    monkeypatch.setattr(book_changes, "DEPARTED_IDS_MAX", 50_000)
     book = Book()
     names = iter(range(100_000))
 
     def depart(count: int) -> float:
         begin = time.thread_time()
         for name in itertools.islice(names, count):
-            book._depart(f"g{name}", Phase.COMMITTED)
+            book_changes.depart(book, f"g{name}", Phase.COMMITTED)
         return time.thread_time() - begin
 
     depart(50_000)
@@ -1040,7 +1043,7 @@ def test_batches_that_go_out_come_back_and_are_committed_twice_are_counted_twice
         "": {"submitted": 1, "sampled": 1}, "code": {"submitted": 2, "sampled": 4, "committed": 2}
     }  # fmt: skip
     assert story.book.uses == {"code": DatasetUse(2)}
-    assert not story.book._windows_out
+    assert not story.book.windows_out
     assert (story.book.openings, story.book.rules_version, story.book.library) == (3, RULES_VERSION, VERSION)
 
 
@@ -1060,7 +1063,7 @@ def test_a_group_says_which_event_changed_it_last_and_when() -> None:
 
 
 def test_going_back_undoes_commits_to_the_last_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 1)
+    monkeypatch.setattr(book_changes, "DEPARTED_IDS_MAX", 1)
     story = play(
         "publish 2", *done("old", stamp=1), *done("at", stamp=2), "mark", "publish 4", *done("new", stamp=4),
         "sample 2", "commit 1", "sample 1", "commit 2",
@@ -1265,7 +1268,7 @@ def test_a_group_made_for_a_version_keeps_it_whatever_its_tokens_say() -> None:
 
 
 def test_ids_are_forgotten_in_the_order_in_which_they_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book_module, "DEPARTED_IDS_MAX", 1)
+    monkeypatch.setattr(book_changes, "DEPARTED_IDS_MAX", 1)
     story = play()
     for name in "abcd":
         story.tell(f"submit {name}/1", f"start {name}", f"fail {name}", f"evict {name} failed")

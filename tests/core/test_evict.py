@@ -720,6 +720,12 @@ def test_in_sync_mode_the_reason_says_what_an_unmet_demand_earns(reasons: Any, e
     assert credit_of(reasons, Rules(mode="sync", empty=empty), unmet=True) == credit
 
 
+@pytest.mark.parametrize("rules", [Rules(), Rules(mode="sync")], ids=["async", "sync"])
+@pytest.mark.parametrize("reasons", [("surplus",), ("stale", "surplus")])
+def test_what_is_surplus_earns_nothing(reasons: Any, rules: Rules) -> None:
+    assert credit_of(reasons, rules, unmet=True) == 0
+
+
 @pytest.mark.parametrize(
     ("flat", "good", "demand", "credit"),
     [
@@ -826,6 +832,15 @@ def test_a_group_whose_sessions_fail_is_doomed_only_where_the_rules_cancel_doome
     story = play("submit g/2", "start g", "fail g.0")
 
     assert is_doomed(story.group("g"), 0, Rules(cancel_doomed=doomed)) is doomed
+
+
+def test_a_group_in_flight_is_doomed_once_the_version_that_it_is_made_for_is_past() -> None:
+    story = play("submit g/1", "start g", rules=Rules.in_order(1, cancel_doomed=True))
+    assert story.phase("g") == "running"
+
+    story.tell("publish 1")
+
+    assert story.evicted() == {"g": ("cancelled", "stale")}
 
 
 def test_doomed_groups_end_oldest_first() -> None:

@@ -17,6 +17,7 @@ from groupstate.core.group import (
     terminal_event,
     versions_used,
     widened,
+    without_yield,
 )
 from groupstate.core.phases import Phase
 from groupstate.errors import IllegalTransition, SessionStateError
@@ -143,6 +144,24 @@ def test_a_requeue_leaves_nothing_of_what_the_group_had_become(rewound_to: int |
         last_seq=20,
         last_at_ns=20_000,
     )
+
+
+@pytest.mark.parametrize("rewound_to", [None, 3])
+def test_a_requeue_under_a_later_version_stamps_the_group_anew(rewound_to: int | None) -> None:
+    ended = after(pending(rewound_to=rewound_to), started(0), started(1), failed(0), failed(1), ev.GroupFailed("g"))
+    again = evolve(ended, ev.GroupRequeued("g", weight_version=8), 20, 20_000)
+
+    assert (again.group_id, again.stamp, again.version, again.aged_from, again.rewound_to) == ("g", 8, 8, 8, None)
+
+
+def test_a_finished_group_without_its_yield_keeps_its_counts_and_ranges() -> None:
+    running = after(pending(), started(0), started(1), finished(0), finished(1, row(reward=3.0)))
+    ended = after(running, ev.GroupFinished("g"))
+    slim = without_yield(ended)
+
+    assert slim.sessions == (Session("finished"),) * 2
+    assert replace(slim, kept=ended.kept) == ended
+    assert without_yield(running) is running
 
 
 def test_a_start_opens_the_attempt_and_stamps_when() -> None:
@@ -531,6 +550,18 @@ def test_without_spans_no_version_is_known() -> None:
 
     assert versions_used(group) is None
     assert versions_used(pending()) is None
+
+
+def test_the_version_of_the_start_counts_for_a_session_without_spans_and_for_no_other() -> None:
+    group = after(
+        pending(),
+        ev.SessionStarted("g", 0, 1, weight_version=6),
+        ev.SessionStarted("g", 1, 1, weight_version=7),
+        finished(0, row(reward=1.0)),
+    )
+    assert versions_used(group) == (6, 6, 6)
+
+    assert versions_used(after(group, finished(1, row(0, (0, 1, 9))))) == (6, 6, 9)
 
 
 def test_the_first_token_that_is_known_counts_where_the_first_trajectory_has_no_spans() -> None:

@@ -341,7 +341,7 @@ class Miscounting(Book):
         super().apply(record)
         if self.fault == "phase" and isinstance(record.event, ev.SessionStarted):
             group = self.groups.pop(record.event.group_id)
-            self._shelf(group.partition).remove(group)
+            self.shelves[group.partition].remove(group)
         elif self.fault == "total" and isinstance(record.event, ev.GroupSubmitted):
             self.totals["submitted"] += 1
         elif self.fault == "phantom" and isinstance(record.event, ev.GroupFinished):
@@ -420,7 +420,7 @@ class Losing(Book):
         super().apply(record)
         if isinstance(record.event, ev.WeightsPublished):
             group = self.groups.pop("a")
-            self._shelf(group.partition).remove(group)
+            self.shelves[group.partition].remove(group)
 
 
 @pytest.mark.parametrize(("before", "val"), [([], False), ([*failed("b"), evict("b")], True)], ids=["train", "val"])

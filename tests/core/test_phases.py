@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from groupstate.core import events as ev
-from groupstate.core.phases import IN_FLIGHT, TERMINAL, TRANSITIONS, Phase, Restored, next_phase
+from groupstate.core.phases import IN_FLIGHT, TERMINAL, TRANSITIONS, Phase, Restored, kept_empty, next_phase
 from groupstate.errors import DuplicateGroup, GroupstateError, IllegalTransition, UnknownBatch
 from groupstate.testing.notation import Story, play
 
@@ -151,6 +151,28 @@ def test_kinds_without_a_cell_are_the_ones_about_the_whole_run() -> None:
 def test_pending_and_running_are_in_flight_and_finished_and_failure_are_terminal() -> None:
     assert {Phase.PENDING, Phase.RUNNING} == IN_FLIGHT
     assert {Phase.FINISHED, Phase.FAILURE} == TERMINAL
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ({"mode": "sync", "empty": "keep"}, {Phase.FAILURE}),
+        ({"mode": "sync", "empty": "keep_finished"}, {Phase.FINISHED}),
+        ({"mode": "sync", "empty": "keep_all"}, {Phase.FINISHED, Phase.FAILURE}),
+        ({"mode": "sync", "empty": "refill"}, set()),
+        ({"mode": "sync"}, set()),
+        ({"mode": "async", "empty": "keep"}, set()),
+        ({"mode": "async", "empty": "keep_finished"}, {Phase.FINISHED}),
+        ({"mode": "async", "empty": "keep_all"}, set()),
+        ({"empty": "keep_all"}, set()),
+        ({}, set()),
+    ],
+    ids=str,
+)
+def test_the_mode_and_what_is_said_of_empty_groups_say_which_stay_without_a_trajectory(
+    rules: dict[str, str], kept: set[Phase]
+) -> None:
+    assert kept_empty(rules) == kept
 
 
 @pytest.mark.parametrize("terminal", sorted(TERMINAL))

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from groupstate.core import presets
+from groupstate.core.presets import preset
 from groupstate.core.rules import Capacity, PerBatch, Rules, Slots
 from groupstate.errors import BadSettings, MissingMetric
 from groupstate.testing.notation import Story, play
@@ -492,3 +494,33 @@ def test_capacity_drops_nothing_for_its_age() -> None:
     story = play("submit g/1", "start g", "finish g reward=1", "publish 99", rules=Rules.capacity(1))
 
     assert story.ready() == ["g"]
+
+
+# A preset of one's own -------------------------------------------------------------------------------
+
+
+def test_a_function_that_is_made_a_preset_is_checked_by_what_was_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "PRESETS", {})
+
+    @preset(
+        becomes={"groups": "batch_size"},
+        least={"groups": 3},
+        fixed={"mode": ("sync", "it is about sync runs")},
+    )
+    def small(cls: type[Rules], groups: int, **changes: Any) -> Rules:
+        """Few groups at a time."""
+        return cls(**{"mode": "sync", "batch_size": groups, **changes})
+
+    assert small(Rules, 3, stall_s=1.0) == Rules(mode="sync", batch_size=3, stall_s=1.0)
+    assert (small.__name__, small.__doc__) == ("small", "Few groups at a time.")
+    assert list(presets.PRESETS) == ["small"]
+    for settings, text in (
+        ({"groups": 2}, "groups is 2; it must be at least 3"),
+        ({"groups": 3, "mode": "async"}, "can't have mode 'async': it is about sync runs"),
+        (
+            {"groups": 3, "batch_size": 4},
+            "has groups and batch_size, and groups becomes batch_size: give one of the two",
+        ),
+    ):
+        with pytest.raises(BadSettings, match=text):
+            small(Rules, **settings)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from groupstate.core import events as ev
-from groupstate.core.book import BASES, Book
+from groupstate.core.book import Book
+from groupstate.core.book_changes import BASES
 from groupstate.core.rules import (
     Basis,
     Capacity,

@@ -45,10 +45,10 @@ def again(book: Book) -> Book:
 
 def everything(book: Book) -> dict[str, Any]:
     """All attributes, those of the indexes included; but for what the last preview said, which isn't of the book."""
-    plain = {name: value for name, value in vars(book).items() if name not in {"_shelves", "_previewed"}}
+    plain = {name: value for name, value in vars(book).items() if name not in {"shelves", "previewed"}}
     return plain | {
         f"shelf {name}": [shelf.phases, list(shelf.ready), shelf.aging.state(), shelf.in_flight.state()]
-        for name, shelf in book._shelves.items()
+        for name, shelf in book.shelves.items()
     }
 
 
@@ -159,8 +159,8 @@ def test_parts_that_are_no_capture_are_refused(parts: list[tuple[int, bytes]], p
 
 def test_a_shelf_that_is_filled_at_once_is_the_one_that_was_filled_one_by_one() -> None:
     book = life().book
-    shelf = book._shelves[ev.TRAIN]
-    filled = Shelf(book._classes)
+    shelf = book.shelves[ev.TRAIN]
+    filled = Shelf(book.lag_classes)
     filled.fill({phase: [book.groups[g] for g in ids] for phase, ids in shelf.phases.items()})
 
     assert (list(filled.ready), filled.aging.state()) == (list(shelf.ready), shelf.aging.state())

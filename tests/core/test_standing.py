@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from hypothesis import given
 
 from groupstate.core import events as ev
+from groupstate.core.batch_invariants import flat
 from groupstate.core.book import Book
-from groupstate.core.invariants import MOVES_ONE, UNCOUNTED, Checker, flat
+from groupstate.core.invariants import MOVES_ONE, UNCOUNTED, Checker
 from groupstate.core.phases import Phase
-from groupstate.core.standing import Standing, totals_of
+from groupstate.core.standing import BASE, PRIME, Standing, totals_of
 from groupstate.testing import play, strategies
 
 
@@ -47,6 +48,15 @@ def test_a_window_is_its_counts_without_zeros() -> None:
     assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(5, [], (), Counter(submitted=1)))
     assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(6, [], (), one))
     assert number(lambda s: s.add(5, [], (), one)) != number(lambda s: s.add(5, [], ()))
+
+
+def test_of_groups_it_is_a_polynomial_of_events_and_phases_in_their_order() -> None:
+    moves = [(3, Phase.FINISHED), (7, Phase.EVICTED), (10**6, Phase.PENDING)]
+    values = [8 * seq + list(Phase).index(phase) for seq, phase in moves]
+    expected = (values[0] * BASE**2 + values[1] * BASE + values[2]) % PRIME
+
+    assert number() == 0
+    assert number(*(lambda s, move=move: s.add_group(*move) for move in moves)) == expected
 
 
 # Of a book and of a checker -------------------------------------------------------------------------------

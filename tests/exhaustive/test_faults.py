@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from groupstate.core import book, evict, group, snapshot
+from groupstate.core import book, book_changes, evict, group, snapshot
 from groupstate.core import events as ev
 from groupstate.core.custom import Drop, Select
 from groupstate.core.group import Group, Session
@@ -181,13 +181,13 @@ def test_a_phase_that_the_table_doesn_t_lead_to(monkeypatch):
 
 
 def test_a_replay_that_leads_elsewhere(monkeypatch):
-    right = book._APPLY[ev.WeightsPublished]
+    right = book_changes.CHANGES[ev.WeightsPublished]
 
     def published(self: book.Book, event: ev.WeightsPublished, seq: int, at_ns: int) -> None:
         right(self, event, seq, at_ns)
         self.source_position += self.notes_released
 
-    monkeypatch.setitem(book._APPLY, ev.WeightsPublished, published)
+    monkeypatch.setitem(book_changes.CHANGES, ev.WeightsPublished, published)
 
     assert found(attrs.evolve(ONE, groups=0), "replay") == ("publish 1",)
 

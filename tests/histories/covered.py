@@ -85,5 +85,5 @@ def _groups(event: ev.AnyEvent, book: Any) -> tuple[str, ...]:
     if isinstance(event, ev.BatchCommitted | ev.BatchReturned):
         return tuple(book.batches[event.batch].group_ids)
     if isinstance(event, ev.RunRewound):
-        return tuple(group_id for at, group_id in book._committed_at if at > event.mark_seq)
+        return tuple(group_id for at, group_id in book.committed_at if at > event.mark_seq)
     return (event.group_id,) if hasattr(event, "group_id") else ()

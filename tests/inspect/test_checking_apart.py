@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from groupstate.core import book_changes
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.group import Group
@@ -185,14 +186,14 @@ def test_the_page_has_the_verdict_of_the_parts(driven: Path, apart: list[Any]) -
 
 def test_a_book_that_holds_other_counts_is_found_out(driven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A miscount of the library's own, which no single part can see."""
-    right = Book._used_more
+    right = book_changes._used_more
     one = PARTS["counted"](str(driven), END)
 
     def miscounted(book: Book, group: Group) -> None:
         right(book, group)
         book.totals["evicted"] += 1
 
-    monkeypatch.setattr(Book, "_used_more", miscounted)
+    monkeypatch.setattr(book_changes, "_used_more", miscounted)
 
     assert PARTS["replayed"](str(driven), END).well
     assert PARTS["replayed"](str(driven), END).counted != one.counted

@@ -13,7 +13,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from groupstate.core.book import MARKS_REMEMBERED, Book
+from groupstate.core.book import Book
+from groupstate.core.held import MARKS_REMEMBERED
 from groupstate.errors import BadSettings, CompactedLog, CorruptLog
 from groupstate.log.file import FileLog
 from groupstate.log.follow import follow

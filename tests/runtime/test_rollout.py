@@ -174,6 +174,20 @@ async def test_cancelling_while_a_retry_is_due_ends_the_attempt_to_come(loop):
 
 
 @virtual
+async def test_an_attempt_that_was_begun_by_hand_meanwhile_is_not_begun_again(loop):
+    async with opened(loop, session=failing(RetryableError("busy")), rules=Rules(attempts_max=2)) as run:
+        group = run.submit("p")
+        await anyio.sleep(1.5)
+        attempt = group.start(0)
+        await anyio.sleep(1)
+        assert not run._rollout.busy
+
+        attempt.finish(Trajectory(reward=1.0))
+        assert [(event.session, event.attempt) for event in events(run, ev.SessionStarted)] == [(0, 1), (0, 2)]
+        assert group.phase == "finished"
+
+
+@virtual
 async def test_a_retryable_failure_of_a_group_that_is_given_up_is_not_tried_again(loop):
     async def busy(ctx):
         try:

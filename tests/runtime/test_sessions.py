@@ -8,12 +8,21 @@ from typing import Any
 import anyio
 import pytest
 
-from groupstate import Prompt, RetryableError, Rules, SamplingParams, SessionContext, Trajectory, session_from_reward
+from groupstate import (
+    Prompt,
+    RetryableError,
+    Rules,
+    SamplingParams,
+    Select,
+    SessionContext,
+    Trajectory,
+    session_from_reward,
+)
 from groupstate.core import events as ev
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.errors import BadSettings, EngineError, EngineUnavailable, RolloutDied, SessionStateError
 from groupstate.simulate.loop import VirtualLoop, run_virtual
-from tests.runtime.scenes import events, half_right, opened, returning, virtual
+from tests.runtime.scenes import endless, events, half_right, opened, quiet, returning, virtual
 
 Session = Callable[[SessionContext], Awaitable[Any]]
 
@@ -225,6 +234,31 @@ def test_ctrl_c_in_a_session_ends_the_run_and_leaves_a_log_to_go_on_from(tmp_pat
     assert run_virtual(second) == ["g"]
 
 
+def test_ctrl_c_in_a_rule_ends_the_run_and_leaves_a_log_to_go_on_from(tmp_path):
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(book, rules, request):
+        ready = [group.group_id for group in book.ready()]
+        if ready and interrupts:
+            raise interrupts.pop()
+        if ready:
+            yield Select(ready)
+
+    async def first(loop):
+        async with opened(loop, tmp_path / "run", session=half_right, selection=interrupted) as run:
+            run.submit("p", group_id="g")
+            await run.sample(1)
+
+    async def second(loop):
+        async with opened(loop, tmp_path / "run", session=half_right, selection=interrupted) as run:
+            return (await run.sample(1)).group_ids
+
+    with pytest.raises(KeyboardInterrupt):
+        run_virtual(first)
+
+    assert run_virtual(second) == ["g"]
+
+
 # Cancellation that is ignored ------------------------------------------------------------------------
 
 
@@ -260,6 +294,17 @@ async def test_a_session_that_ignores_its_cancellation_is_lost_after_the_grace(l
         assert group.phase == "evicted"
         assert "ignores its cancellation" in caplog.text
         await anyio.sleep(100)
+
+
+@virtual
+async def test_without_any_grace_a_session_that_ends_at_once_is_not_lost(loop):
+    async with opened(loop, session=endless, cancel_grace_s=0) as run:
+        group = run.submit("p")
+        await anyio.sleep(1)
+        run.cancel(group.id)
+        await quiet()
+
+        assert [event.failure for event in events(run, ev.SessionFailed)] == ["cancelled"]
 
 
 @virtual

@@ -50,12 +50,12 @@ class Watching(Checker):
     def feed(self, record: ev.Record) -> list[Violation]:
         before = len(self.found)
         super().feed(record)
-        if self.book is not None and (problem := self._difference(self.book, self._counts.keys())) is not None:
-            self._wrong(*problem)
+        if self.book is not None and (problem := self._difference(self.book, self.counts.keys())) is not None:
+            self.wrong(*problem)
         return self.found[before:]
 
-    def _booked_window(self, partition: ev.Partition) -> Window | None:
-        return None if self.book is None else self.book._windows_out[self.book.last_batch]
+    def booked_window(self, partition: ev.Partition) -> Window | None:
+        return None if self.book is None else self.book.windows_out[self.book.last_batch]
 
 
 class Stage(Story):

@@ -1,0 +1,358 @@
+"""One session of a group in flight: its attempts one after another, and the end that is recorded of each.
+
+Rule 1: every attempt that was started ends as an event, whatever happens to its task.
+Rule 2: what user code raises is data; only what no session can go on from is its group's fault.
+Rule 3: one task an attempt, the user's. All else is a callback or a timer: a second task would cost as much as all that
+a session does.
+"""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from types import CoroutineType
+from typing import Any, Concatenate, Final, ParamSpec
+
+import attrs
+
+from groupstate.core import events as ev
+from groupstate.core.group import Group
+from groupstate.core.prompt import Prompt
+from groupstate.engines.port import Engine, SamplingParams
+from groupstate.errors import (
+    BadSettings,
+    EngineDied,
+    EngineUnavailable,
+    GroupstateError,
+    RequestRefused,
+    UnusableResult,
+)
+from groupstate.logs import Logger
+from groupstate.runtime.controller import Controller
+from groupstate.runtime.deadlines import timed_out
+from groupstate.runtime.functions import makes_coroutines
+from groupstate.runtime.ledger import DOUBLINGS_MAX, Ledger
+from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
+from groupstate.runtime.siblings import Siblings
+
+log = Logger("groupstate.rollout")
+
+LOST: Final = object()
+"""What came of a session that ignored its cancellation."""
+
+
+class _NotAsync(BadSettings):
+    """The session function isn't one."""
+
+
+_BREAKING: Final = (EngineDied, _NotAsync, KeyboardInterrupt, SystemExit)
+"""No session can end any more. Nothing is held against this one: it starts over with the run."""
+
+
+P = ParamSpec("P")
+
+
+@attrs.frozen(eq=False)
+class Terms:
+    """What the sessions of a rollout have in common."""
+
+    controller: Controller
+    function: SessionFunction
+    engine: Engine | None
+    deadline_s: float | None
+    cancel_grace_s: float
+    direct: bool = attrs.field(init=False)
+    """Calling the function runs none of it, so it needs no coroutine around it."""
+    stubborn: set["asyncio.Task[SessionResult]"] = attrs.field(factory=set, init=False)
+    """Tasks that ignored their cancellation; kept from the garbage collector until they end."""
+
+    @direct.default
+    def _direct(self) -> bool:
+        return makes_coroutines(self.function)
+
+
+def _kept(step: "Callable[Concatenate[Session, P], None]") -> "Callable[Concatenate[Session, P], None]":
+    """A step that the loop takes: nobody but the group can be told what it raises."""
+
+    def kept(session: "Session", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            step(session, *args, **kwargs)
+        except BaseException as error:
+            session.over(error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+
+    return kept
+
+
+class Session:
+    """One session of a group, from its first attempt in this process to the end of its last."""
+
+    __slots__ = (
+        "_cancelled",
+        "_ctx",
+        "_group",
+        "_late",
+        "_number",
+        "_params",
+        "_prompt",
+        "_siblings",
+        "_task",
+        "_terms",
+        "_timer",
+    )
+
+    def __init__(
+        self, terms: Terms, siblings: Siblings, group: Group, number: int, prompt: Prompt, params: SamplingParams
+    ) -> None:
+        self._terms = terms
+        self._siblings = siblings
+        self._group = group
+        self._number = number
+        self._prompt = prompt
+        self._params = params
+        self._ctx: SessionContext
+        """Of the attempt that runs, or ran last."""
+        self._task: asyncio.Task[SessionResult] | None = None
+        """The attempt that runs."""
+        self._timer: asyncio.TimerHandle | None = None
+        """While an attempt runs, its deadline or the end of its grace; else when the next one begins."""
+        self._late = False
+        """It was cancelled at its deadline."""
+        self._cancelled = False
+        """It was cancelled with its group."""
+
+    @_kept
+    def begin(self) -> None:
+        """Start the attempt that is due."""
+        self._start(self._group.sessions[self._number].attempt)
+
+    def cancel(self) -> None:
+        """End it, within the grace. An attempt that has ended is recorded as what it is, and none follows."""
+        task = self._task
+        if task is None:
+            if self._timer is not None:
+                self.over()
+        elif not task.done():
+            self._cancelled = True
+            task.cancel()
+            self._wait(self._terms.cancel_grace_s, self._stayed)
+
+    def over(self, error: BaseException | None = None) -> None:
+        """No attempt of it runs or follows.
+
+        Args:
+            error: what its group, and with it the rollout, can't go on from.
+        """
+        self._end_wait()
+        self._siblings.over(error)
+
+    def _start(self, attempt: int) -> None:
+        terms, group = self._terms, self._group
+        controller, engine = terms.controller, terms.engine
+        version = engine.weight_version if engine is not None else None
+        if controller.ledger.start(group.group_id, self._number, attempt, version=version) is None:
+            self.over()
+            return
+        self._ctx = ctx = SessionContext(
+            group.group_id,
+            self._number,
+            attempt,
+            group.size,
+            self._prompt,
+            controller.book.weight_version,
+            engine,
+            self._params,
+        )
+        work: Any = terms.function(ctx) if terms.direct else _called(terms.function, ctx)
+        name = f"{group.group_id}/{self._number}"
+        self._task = task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        if terms.deadline_s is not None:
+            self._wait(terms.deadline_s, self._was_late)
+
+    @_kept
+    def _again(self) -> None:
+        self._timer = None
+        self._late = False
+        self._start(self._ctx.attempt + 1)
+
+    @_kept
+    def _ended(self, task: "asyncio.Task[SessionResult]") -> None:
+        self._end_wait()
+        self._task = None
+        self._ctx.end()
+        if self._cancelled:
+            if not task.cancelled() and task.exception() is None:
+                # It had its result before the cancellation reached it.
+                self._siblings.endings.append((self._ctx, task.result()))
+            self.over()
+        elif self._late and _gave_nothing(task):
+            self._expire()
+        else:
+            self._record(task)
+
+    def _record(self, task: "asyncio.Task[SessionResult]") -> None:
+        ctx, ledger = self._ctx, self._terms.controller.ledger
+        who = (ctx.group_id, ctx.session, ctx.attempt)
+        if task.cancelled():
+            ledger.fail(*who, "cancelled", "the session cancelled itself")
+            self.over()
+            return
+        error = task.exception()
+        if error is None:
+            _finish(ledger, ctx, task.result())
+            self.over()
+        elif isinstance(error, _BREAKING):
+            self.over(error)
+        else:
+            kind: ev.FailureKind = "refused" if isinstance(error, RequestRefused) else "error"
+            retryable = isinstance(error, RetryableError | EngineUnavailable)
+            ledger.fail(*who, kind, describe(error), retryable=retryable)
+            if isinstance(error, Exception):
+                self._go_on()
+            else:
+                self.over(error)
+
+    def _was_late(self) -> None:
+        """Cancel an attempt that is past its deadline, and give it the grace to end."""
+        self._timer = None
+        task = self._task
+        assert task is not None
+        # At the end of a run its end is the deadline, and no failure: the session starts over with the run.
+        if not task.done() and not self._terms.controller.closing:
+            self._late = True
+            task.cancel()
+            self._wait(self._terms.cancel_grace_s, self._stayed)
+
+    @_kept
+    def _stayed(self) -> None:
+        """Wait no longer for one that ignores its cancellation."""
+        self._timer = None
+        task, ctx, terms = self._task, self._ctx, self._terms
+        assert task is not None
+        if task.done():
+            return
+        self._task = None
+        ctx.end()
+        task.remove_done_callback(self._ended)
+        terms.stubborn.add(task)
+        task.add_done_callback(functools.partial(_came_late, terms, ctx))
+        log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session, attempt=ctx.attempt)
+        if self._cancelled:
+            self._siblings.endings.append((ctx, LOST))
+            self.over()
+        else:
+            self._expire()
+
+    def _expire(self) -> None:
+        """It is past its deadline and gave no result all the same."""
+        ctx, terms = self._ctx, self._terms
+        log.warning(
+            "session timed out",
+            group=ctx.group_id,
+            session=ctx.session,
+            attempt=ctx.attempt,
+            deadline_s=terms.deadline_s,
+        )
+        who = (ctx.group_id, ctx.session, ctx.attempt)
+        terms.controller.ledger.fail(*who, "timeout", timed_out(terms.deadline_s), retryable=True)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Behind a failure: with the next attempt, if there is one."""
+        delay_s = None if self._siblings.cancelled else self._retry_in_s()
+        if delay_s is None:
+            self.over()
+        else:
+            self._wait(delay_s, self._again)
+
+    def _retry_in_s(self) -> float | None:
+        ledger, ctx = self._terms.controller.ledger, self._ctx
+        group = ledger.book.groups.get(ctx.group_id)
+        if group is None or not group.in_flight:
+            return None
+        now = group.sessions[ctx.session]
+        if now.attempt != ctx.attempt + 1 or now.state != "waiting" or now.failure is None:
+            return None
+        return float(ledger.rules.retry_delay_s * 2 ** min(now.tries - 2, DOUBLINGS_MAX))
+
+    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
+        self._end_wait()
+        self._timer = asyncio.get_running_loop().call_later(seconds, then)
+
+    def _end_wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+async def _called(function: SessionFunction, ctx: SessionContext) -> SessionResult:
+    """What it gives, whatever kind of callable it is."""
+    coming = function(ctx)
+    if type(coming) is not CoroutineType and not isinstance(coming, Awaitable):
+        # Every session would end so, and each would take a prompt with it.
+        raise _NotAsync(
+            f"the session function returned {type(coming).__name__} and nothing to await; "
+            "write: async def session(ctx): ..."
+        )
+    return await coming
+
+
+def record_endings(terms: Terms, endings: list[tuple[SessionContext, object]]) -> None:
+    """How cancelled sessions of a group ended, by session number: tasks end in no order that could be repeated."""
+    ledger = terms.controller.ledger
+    for ctx, result in sorted(endings, key=lambda ending: ending[0].session):
+        if result is not LOST:
+            _finish(ledger, ctx, result)
+        elif _is_open(ledger, ctx) and not terms.controller.closing:
+            who = (ctx.group_id, ctx.session, ctx.attempt)
+            ledger.fail(*who, "lost", f"it ignored its cancellation for {terms.cancel_grace_s} s")
+
+
+def _is_open(ledger: Ledger, ctx: SessionContext) -> bool:
+    """Whether this attempt is still the one that runs (a requeue has ended it otherwise)."""
+    group = ledger.book.groups.get(ctx.group_id)
+    if group is None or not group.in_flight:
+        return False
+    session = group.sessions[ctx.session]
+    return session.attempt == ctx.attempt and session.state == "open"
+
+
+def _finish(ledger: Ledger, ctx: SessionContext, result: object) -> None:
+    try:
+        ledger.finish(ctx.group_id, ctx.session, ctx.attempt, result)
+    except UnusableResult as error:
+        # It is recorded as the session's failure; a siblings' matter it is not.
+        log.warning(
+            "a session's result was refused",
+            group=ctx.group_id,
+            session=ctx.session,
+            attempt=ctx.attempt,
+            error=str(error),
+        )
+
+
+def _came_late(terms: Terms, ctx: SessionContext, task: "asyncio.Task[SessionResult]") -> None:
+    """A session that was given up as lost has ended after all: what it yields is fenced."""
+    terms.stubborn.discard(task)
+    ended = not task.cancelled() and task.exception() is None
+    if terms.controller.closing or not ended:
+        return
+    try:
+        _finish(terms.controller.ledger, ctx, task.result())
+    except GroupstateError as error:
+        log.error(
+            "a late result can't be recorded",
+            group=ctx.group_id,
+            session=ctx.session,
+            attempt=ctx.attempt,
+            error=str(error),
+        )
+
+
+def _gave_nothing(task: "asyncio.Task[SessionResult]") -> bool:
+    """A task that was cancelled has no result, nor an error that concerns more than itself."""
+    if task.cancelled():
+        return True
+    error = task.exception()
+    return isinstance(error, Exception) and not isinstance(error, _BREAKING)
