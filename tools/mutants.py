@@ -59,6 +59,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "book_checks": ("core/test_book.py", "core/test_group.py"),
     "book": BOOK,
     "book_changes": BOOK,
+    "departed": ("core/test_departed.py",),
     "frontier": ("core/test_frontier.py",),
     "phases": ("core/test_phases.py",),
     "held": ("core/test_book.py", "core/test_datasets.py", "core/test_metrics.py"),
