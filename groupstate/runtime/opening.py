@@ -115,6 +115,7 @@ async def open_run(
             commit behind the last one may be gone).
         BadMark: `resume_at` doesn't fit this log.
         BadSettings: settings that can't be; a source whose order isn't the one that the log's positions count in.
+        TrackerFailed: a tracker could not be opened.
         RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
     """
     _need_asyncio()
