@@ -125,6 +125,10 @@ def test_what_was_inferred_from_a_status_is_told_as_observed() -> None:
     assert started == "session 1 started, attempt 1, observed"
     assert ", observed: 0 trajectories; " in finished
     assert ", observed: gone; no further attempt; " in failed
+    # How long it took isn't known, and nobody submitted it to a run.
+    assert " after " not in finished + failed
+    assert texts(story(log(told), "a"))[0].startswith("dispatched outside, and listed here first: 2 sessions")
+    assert story(log(told), "a").held_up_by == "which session ended last isn't known: they were observed"
 
 
 @pytest.mark.parametrize(

@@ -430,8 +430,13 @@ def _check_mode(mode: Any) -> None:
         raise BadVerlConfig(f"trainer_mode is {shown(mode)}; it must be one of {', '.join(known)}{hint}")
 
 
+PARTS: Final = ("actor_rollout_ref", "algorithm", "data", "reward", "trainer")
+"""What stands in a whole configuration of verl, and in none of the nodes that the drop-in is given."""
+
+
 class Tree:
-    """The whole configuration that one of these nodes hangs in, if one does."""
+    """The whole configuration that one of these nodes hangs in, if one does, or that one of them is: a plain mapping
+    knows nothing of what is around it."""
 
     def __init__(self, *nodes: Any) -> None:
         # A node can only be one of OmegaConf's where that has been imported.
@@ -439,14 +444,23 @@ class Tree:
         self._root = next((root for node in nodes if (root := self._root_of(node)) is not None), None)
 
     def _root_of(self, node: Any) -> Any:
-        if self._conf is None or not self._conf.is_config(node):
-            return None
-        root = node._get_root()
-        return None if root is node else root
+        if self._conf is not None and self._conf.is_config(node):
+            root = node._get_root()
+            return root if root is not node or _is_whole(node) else None
+        return node if isinstance(node, Mapping) and _is_whole(node) else None
 
     def get(self, place: str) -> Any:
         """What stands there; None if nothing does."""
-        return None if self._root is None else self._conf.select(self._root, place, default=None)
+        if self._conf is not None and self._conf.is_config(self._root):
+            return self._conf.select(self._root, place, default=None)
+        found = self._root
+        for name in place.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+
+def _is_whole(node: Mapping[Any, Any]) -> bool:
+    return any(part in node for part in PARTS)
 
 
 def _plain(node: Any) -> dict[Any, Any]:
