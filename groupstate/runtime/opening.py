@@ -17,6 +17,7 @@ import anyio.from_thread
 
 from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.custom import CustomRule
+from groupstate.core.near import meant
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine, SamplingParams
@@ -237,7 +238,8 @@ def _open_log(
             "disk_bytes_max and disk_free_min_bytes bound a run directory, and this run is kept in memory"
         )
     if durability not in get_args(Durability):
-        raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
+        known = get_args(Durability)
+        raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(known)}{meant(durability, known)}")
     if path is None:
         return MemoryLog()
     exists = os.path.lexists(RunDir.at(path).marker)

@@ -24,6 +24,7 @@ from groupstate.core.arguments import integer, shown, string
 from groupstate.core.book import Book
 from groupstate.core.events import TRAIN
 from groupstate.core.metrics import prefix
+from groupstate.core.near import meant
 from groupstate.core.phases import Phase
 from groupstate.errors import BadInput, BadSettings, GroupstateError, RunIsClosed, TrackerFailed
 from groupstate.logs import Logger
@@ -229,7 +230,8 @@ class Tracking:
             BadSettings: something that is no tracker, one that is given twice, or no such `by`.
         """
         if by not in get_args(TrackBy):
-            raise BadSettings(f"track_by is {shown(by)}; it is one of {', '.join(get_args(TrackBy))}")
+            known = get_args(TrackBy)
+            raise BadSettings(f"track_by is {shown(by)}; it is one of {', '.join(known)}{meant(by, known)}")
         self._by = by
         self._threads = [TrackerThread(tracker) for tracker in _checked(trackers)]
         self._book: Book | None = None

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, get_args
 import attrs
 
 from groupstate.core.arguments import integer, integer_or_none, seconds, shown
-from groupstate.core.near import nearest
+from groupstate.core.near import meant
 from groupstate.core.rules import Rules
 from groupstate.core.typed_settings import unknown_key
 from groupstate.errors import BadSettings
@@ -397,9 +397,8 @@ class _Reader:
     def _one_of(self, name: str, kind: Any, default: Any) -> Any:
         value, known = self.values.get(name, default), get_args(kind)
         if value not in known:
-            near = nearest(value, known) if isinstance(value, str) else []
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {', '.join(known)}{hint}")
+            words = f"{', '.join(known)}{meant(value, known)}"
+            raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {words}")
         return value
 
 
@@ -425,9 +424,8 @@ def _check_mode(mode: Any) -> None:
     registered = getattr(sys.modules.get("verl.trainer.ppo.v1.trainer_base"), "TRAINER_REGISTRY", {})
     known = list(dict.fromkeys([*TRAINER_MODES, *registered]))
     if mode not in known:
-        near = nearest(mode, known) if isinstance(mode, str) else []
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise BadVerlConfig(f"trainer_mode is {shown(mode)}; it must be one of {', '.join(known)}{hint}")
+        words = f"{', '.join(known)}{meant(mode, known)}"
+        raise BadVerlConfig(f"trainer_mode is {shown(mode)}; it must be one of {words}")
 
 
 PARTS: Final = ("actor_rollout_ref", "algorithm", "data", "reward", "trainer")
