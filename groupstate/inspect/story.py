@@ -3,6 +3,9 @@
 Rule 1: the numbers are those of the log: a decision is told as it was made, under the rules in force then.
 """
 
+import contextlib
+import os
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
@@ -13,6 +16,7 @@ from groupstate.core.book import Book
 from groupstate.core.group import Group, versions_used
 from groupstate.core.phases import Phase
 from groupstate.core.rules import known_rules
+from groupstate.errors import UnknownGroup
 from groupstate.inspect.reasons import reasons_in_words, spread_in_words
 from groupstate.inspect.replay import applied
 from groupstate.inspect.unknown import unknown_group
@@ -27,6 +31,10 @@ from groupstate.inspect.words import (
     rows_in_words,
     span_of,
 )
+from groupstate.log.disk import OsDisk
+from groupstate.log.reading import beginning, read_book, read_log
+from groupstate.log.rundir import RunDir
+from groupstate.log.snapshots import list_snapshots
 
 
 @attrs.frozen
@@ -83,6 +91,28 @@ def story(records: Iterable[ev.Record], group_id: str, base: Book | None = None)
     if teller.last is None:
         raise unknown_group(group_id, "tell its story", submitted, left=teller.left, start=start)
     return teller.told()
+
+
+def story_of(path: str | os.PathLike[str], group_id: str) -> Story:
+    """The same of a run directory: no more is replayed than what follows the last snapshot before its submission.
+
+    Raises:
+        UnknownGroup, LogError: see `story`.
+        NotARun, CorruptLog, LostEvents, UnsupportedLog: it can't be read.
+    """
+    base, start = beginning(path)
+    seqs = list_snapshots(OsDisk(), RunDir.at(path))
+    before = bisect_left(seqs, True, key=lambda seq: _knows(read_book(path, seq), group_id))
+    near = read_book(path, seqs[before - 1]) if before else None
+    if near is not None and near.last_seq >= start:
+        # Of an id that nobody has submitted the whole log says what is near it.
+        with contextlib.suppress(UnknownGroup):
+            return story(read_log(path, near.last_seq + 1), group_id, near)
+    return story(read_log(path, start), group_id, base)
+
+
+def _knows(book: Book | None, group_id: str) -> bool:
+    return book is not None and book.is_taken(group_id) is not None
 
 
 class _Teller:
