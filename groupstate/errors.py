@@ -278,5 +278,25 @@ class MissingExtra(GroupstateError):
         )
 
 
+class TrackerFailed(GroupstateError):
+    """A tracker that could not be opened, so that its run wasn't either; `__cause__` is what it raised."""
+
+    def __init__(self, tracker: str, what: str) -> None:
+        self.tracker = tracker
+        super().__init__(
+            f"the tracker {tracker!r} could not be opened: {what}. The run was not opened either; put right what it "
+            "says, or leave this tracker out of trackers="
+        )
+
+
+class CannotServe(GroupstateError):
+    """A port at which nothing can be served: taken, not allowed, or of no such host. `__cause__` is the system's."""
+
+    def __init__(self, what: str, host: str, port: int, error: OSError, advice: str) -> None:
+        self.host = host
+        self.port = port
+        super().__init__(f"cannot serve {what} at {host}:{port}: {error.strerror or error}; {advice}")
+
+
 class Unsupported(GroupstateError):
     """The platform or the event loop lacks something that groupstate needs."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import attrs
 
+from groupstate.core.near import meant
 from groupstate.core.trajectory import Trajectory, metrics_of
 from groupstate.errors import BadSettings, GroupstateError, MissingExtra
 
@@ -160,9 +161,12 @@ def to_torch(
 ) -> "dict[str, Tensor]":
     """See `Batch.to_torch`, which is this function."""
     if advantages is not None and advantages not in get_args(Advantages):
-        raise BadSettings(f"advantages is {advantages!r}; it must be one of {', '.join(get_args(Advantages))}, or None")
+        known = get_args(Advantages)
+        raise BadSettings(
+            f"advantages is {advantages!r}; it must be one of {', '.join(known)}{meant(advantages, known)}, or None"
+        )
     if layout not in get_args(Layout):
-        raise BadSettings(f"layout is {layout!r}; it must be 'padded' or 'jagged'")
+        raise BadSettings(f"layout is {layout!r}; it must be 'padded' or 'jagged'{meant(layout, get_args(Layout))}")
     try:
         import torch
     except ImportError as error:

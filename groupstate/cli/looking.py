@@ -26,7 +26,7 @@ from groupstate.inspect.batch_story import BatchStory, batch_story_of
 from groupstate.inspect.checking_apart import checking
 from groupstate.inspect.overview import overview_of
 from groupstate.inspect.places import book_after, seq_of
-from groupstate.inspect.story import Story, story
+from groupstate.inspect.story import Story, story_of
 from groupstate.inspect.unknown import unknown_group
 from groupstate.inspect.wait_story import WaitStory, wait_story_of
 from groupstate.inspect.words import as_object, in_words, kind_named, kind_of, time_of
@@ -299,7 +299,7 @@ def why(ctx: click.Context, run: Path, group: str | None, batch: int | None, seq
     """
     if [group, batch, seq].count(None) != 2:
         raise click.UsageError("Give one of GROUP, --batch and --wait.", ctx)
-    base, start = beginning_of(run)
+    start = first_of(run)
     told: Story | BatchStory | WaitStory
     if batch is not None:
         told = batch_story_of(run, batch)
@@ -309,7 +309,7 @@ def why(ctx: click.Context, run: Path, group: str | None, batch: int | None, seq
         sections = wait_sections(told, time.time_ns())
     else:
         assert group is not None
-        told = story(records_of(run, start), group, base)
+        told = story_of(run, group)
         sections = story_sections(told, time.time_ns())
     if start > 1:
         click.echo(f"events before {start} are gone: what happened up to then isn't told", err=True)

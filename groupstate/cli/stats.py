@@ -11,7 +11,7 @@ from groupstate.cli.output import Section, while_read, write_json, write_section
 from groupstate.cli.runs import beginning_of, records_of
 from groupstate.inspect.histogram import Histogram
 from groupstate.inspect.stats import as_object, stats
-from groupstate.inspect.tallies import NO_VALUE, UNDONE, Fates, Interval, Stats
+from groupstate.inspect.tallies import NO_VALUE, UNDONE, UNTIMED, Fates, Interval, Stats
 from groupstate.inspect.words import joined, name_of, one_line, span_of
 
 LAGS_MAX = 20
@@ -154,6 +154,8 @@ def _durations(whole: Interval) -> Iterator[tuple[str, ...]]:
         "groups, until they were sampled": whole.queued_s,
         "sample() calls of the trainer": whole.waits_s,
     }
+    if untimed := whole.totals[UNTIMED]:
+        yield "sessions that were only observed", str(untimed), *["not known"] * 5
     for name, histogram in named.items():
         if histogram.count:
             told = histogram.summary()

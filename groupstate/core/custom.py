@@ -16,6 +16,7 @@ from groupstate.core.book import Book
 from groupstate.core.events import TRAIN, EvictReason
 from groupstate.core.group import Group
 from groupstate.core.held import OpenRequest
+from groupstate.core.near import meant
 from groupstate.core.phases import TERMINAL
 from groupstate.core.rules import Rules
 from groupstate.core.shelf import has_rows
@@ -120,7 +121,7 @@ def _sound(intent: Drop) -> Drop:
             f"it drops {intent.group_id!r} with the message {intent.message!r:.80}; a message is a string"
         )
     if intent.reason not in get_args(EvictReason):
-        known = ", ".join(get_args(EvictReason))
+        known = ", ".join(get_args(EvictReason)) + meant(intent.reason, get_args(EvictReason))
         raise WrongAnswer(f"it drops {intent.group_id!r} for {intent.reason!r}; a reason is one of {known}")
     return intent
 

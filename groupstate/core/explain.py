@@ -79,7 +79,14 @@ class Explanation:
 
 
 def explain(
-    book: Book, rules: Rules, *, partition: str = TRAIN, now_ns: int, has_source: bool, dispatches: bool
+    book: Book,
+    rules: Rules,
+    *,
+    partition: str = TRAIN,
+    now_ns: int,
+    has_source: bool,
+    dispatches: bool,
+    observed: bool = False,
 ) -> Explanation:
     """What the oldest waiting sampler of `partition` waits for.
 
@@ -87,6 +94,7 @@ def explain(
         now_ns: the clock, for ages.
         has_source: refills can be drawn.
         dispatches: a rollout of this run starts the sessions; else the user does.
+        observed: prompts are dispatched and sessions run outside, where nobody has a run to submit to or cancel in.
     """
     waiting = book.waiting(partition)
     request = waiting[0] if waiting else None
@@ -106,7 +114,7 @@ def explain(
         refills_owed=len(book.credits),
         source_exhausted=book.source_exhausted,
         blocked_by=blocked,
-        unblocked_by=tuple(_ways(book, rules, request, has_source=has_source, dispatches=dispatches))
+        unblocked_by=tuple(_ways(book, rules, request, has_source=has_source, dispatches=dispatches, observed=observed))
         if blocked and request
         else (),
         evicted=tuple(sorted(book.window(partition).evicted.items())),
@@ -141,9 +149,13 @@ def _last_failure(group: Group) -> str:
     return f"session {number} failed ({session.failure}){': ' if session.message else ''}{session.message}{again}"
 
 
-def _ways(book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, dispatches: bool) -> list[str]:
+def _ways(
+    book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, dispatches: bool, observed: bool
+) -> list[str]:
     ways = []
-    if in_flight_for(book, rules, request.partition):
+    if in_flight_for(book, rules, request.partition) and observed:
+        ways.append("groups in flight must be listed as ended, or not be listed any more, which gives them up")
+    elif in_flight_for(book, rules, request.partition):
         runner = "the rollout runs them" if dispatches else "whoever dispatches them must report their end"
         ways.append(f"sessions in flight must end ({runner}); run.cancel(group) gives a group up")
     if held_by_stale(book, rules, request.partition) is not None:
@@ -160,6 +172,8 @@ def _ways(book: Book, rules: Rules, request: OpenRequest, *, has_source: bool, d
         groups = "1 group" if missing == 1 else f"{missing} groups"
         if has_source and _no_room(book, rules, request):
             ways.append("there must be room on the disk: `groupstate disk RUN` says what takes it, and what may go")
+        elif observed:
+            ways.append(f"only prompts that are dispatched outside can supply the missing {groups}")
         elif request.partition != TRAIN or not has_source:
             ways.append(f"only a submit can supply the missing {groups}: run.submit(...)")
         elif not book.source_exhausted:

@@ -22,3 +22,9 @@ def near(name: str, known: Iterable[str]) -> str:
     compared = list(islice((other for other in known if abs(len(other) - len(name)) <= 3), NAMES_COMPARED_MAX))
     found = nearest(name, compared, 3)
     return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def meant(value: object, known: Iterable[str]) -> str:
+    """` (did you mean 'a'?)`, to put behind the words that there are; empty if nothing is near."""
+    found = nearest(value, known) if isinstance(value, str) else []
+    return f" (did you mean {found[0]!r}?)" if found else ""

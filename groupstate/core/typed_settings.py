@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import FieldInfo, fields, force_setattr
 
 from groupstate.core.arguments import as_integer, shown
-from groupstate.core.near import nearest
+from groupstate.core.near import meant, nearest
 from groupstate.errors import BadSettings
 
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "None"}
@@ -160,8 +160,7 @@ def _plain(value: Any) -> Any:
 def _wanted(kind: Any, value: Any) -> str:
     """What would be right in place of the value."""
     if allowed := _choices(kind):
-        near = nearest(str(value), allowed)
-        return " or ".join(map(repr, allowed)) + (f" (did you mean {near[0]!r}?)" if near else "")
+        return " or ".join(map(repr, allowed)) + meant(str(value), allowed)
     if kinds := _settings_of(kind):
         return _tables(kinds, value)
     return " or ".join(_words(kind))
@@ -170,9 +169,9 @@ def _wanted(kind: Any, value: Any) -> str:
 def _tables(kinds: list[type[Settings]], value: Any) -> str:
     """Kinds of settings as a file and as Python write them; the one that a string means, if it means one."""
     by_name = {str(kind.__struct_config__.tag): kind for kind in kinds}
-    meant = nearest(value, by_name) if isinstance(value, str) else []
+    close = nearest(value, by_name) if isinstance(value, str) else []
     tables, calls = [], []
-    for name in meant or by_name:
+    for name in close or by_name:
         needed = [field.name for field in fields(by_name[name]) if field.required]
         tables.append("{ " + ", ".join([f'kind = "{name}"', *(f"{key} = ..." for key in needed)]) + " }")
         calls.append(f"{by_name[name].__name__}({', '.join(f'{key}=...' for key in needed)})")

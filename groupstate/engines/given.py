@@ -8,6 +8,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from groupstate.core.arguments import integer, integer_or_none, shown
+from groupstate.core.near import meant
 from groupstate.engines.port import IN_FLIGHT, InFlight, Request, Tokenizer
 from groupstate.errors import BadInput, EngineError, GroupstateError, RequestRefused
 
@@ -19,7 +20,8 @@ def need_in_flight(in_flight: str) -> InFlight:
         EngineError: it is none of the three.
     """
     if in_flight not in IN_FLIGHT:
-        raise EngineError(f"in_flight is {in_flight!r}; it must be one of {', '.join(map(repr, IN_FLIGHT))}")
+        words = f"{', '.join(map(repr, IN_FLIGHT))}{meant(in_flight, IN_FLIGHT)}"
+        raise EngineError(f"in_flight is {in_flight!r}; it must be one of {words}")
     return in_flight
 
 

@@ -22,6 +22,7 @@ import anyio
 import msgspec
 
 from groupstate.core.arguments import boolean, seconds, shown, string
+from groupstate.core.near import meant
 from groupstate.engines.given import (
     need_count_or_none,
     need_in_flight,
@@ -105,24 +106,11 @@ class OpenAIEngine:
         Raises:
             EngineError: an argument that can't be.
         """
-        if dialect not in list(DIALECTS):
-            raise EngineError(f"dialect is {shown(dialect)}; it must be one of {', '.join(map(repr, DIALECTS))}")
-        if publish is not None and not callable(publish):
-            raise EngineError(
-                f"publish is {shown(publish)}; it must be async def publish(url, weights, weight_version)"
-            )
-        if not seconds("stall_s", stall_s, endless=True, error=EngineError):
-            raise EngineError(f"stall_s is {stall_s!r}; it must be above 0")
-        seconds("reconnect_s", reconnect_s, endless=True, error=EngineError)
+        _check_given(dialect, publish, stall_s, reconnect_s)
         slots_max = need_count_or_none("slots_max", slots_max)
         weight_version = need_version(weight_version)
         self._dialect = DIALECTS[dialect]()
-        if in_flight is None:
-            in_flight = "continue" if self._dialect.has_ids else "restart"
-        self._in_flight = need_in_flight(in_flight)
-        if not self._dialect.has_ids and (self._in_flight == "continue" or tokenizer is not None):
-            what = "tokenizer" if tokenizer is not None else "in_flight='continue'"
-            raise EngineError(f"the dialect {dialect!r} knows no tokens, so {what} can't be; leave it out")
+        self._in_flight = _fitting_in_flight(dialect, in_flight, tokenizer, has_ids=self._dialect.has_ids)
         self.tokenizer = need_tokenizer(tokenizer)
         self._log_probs = boolean("log_probs", log_probs, error=EngineError) and self._dialect.has_ids
         self._context = need_count_or_none("context", context)
@@ -142,14 +130,20 @@ class OpenAIEngine:
         self._end: EngineDied | None = None
         self._closed = False
         self._home = Home()
-        self._fleet = Fleet(
-            replicas_of(checked_urls(urls), api_key),
+        name = None if model is None else string("model", model, error=EngineError)
+        self._fleet = self._fleet_of(replicas_of(checked_urls(urls), api_key), name, weight_version, slots_max)
+
+    def _fleet_of(
+        self, replicas: list[Replica], model: str | None, weight_version: int, slots_max: int | None
+    ) -> Fleet:
+        return Fleet(
+            replicas,
             self._dialect,
-            model=None if model is None else string("model", model, error=EngineError),
+            model=model,
             version=weight_version,
-            publish=publish,
+            publish=self._publish,
             slots_max=slots_max,
-            reconnect_s=reconnect_s,
+            reconnect_s=self._reconnect_s,
             state=lambda: self._state,
             interrupt=lambda replica: self._close_streams(lambda row: row.replica is replica),
             on_change=self._tell,
@@ -569,3 +563,32 @@ def _is_frozen(row: Row) -> bool:
 def _so_far(row: Row) -> str:
     count = len(row.token_ids) + (len(row.piece.token_ids) if row.piece is not None else 0)
     return f"after {count} tokens of request {row.request.id}"
+
+
+def _check_given(dialect: Any, publish: Any, stall_s: Any, reconnect_s: Any) -> None:
+    """Refuse with `EngineError` what can't be by itself."""
+    if dialect not in list(DIALECTS):
+        words = f"{', '.join(map(repr, DIALECTS))}{meant(dialect, DIALECTS)}"
+        raise EngineError(f"dialect is {shown(dialect)}; it must be one of {words}")
+    if publish is not None and not callable(publish):
+        raise EngineError(f"publish is {shown(publish)}; it must be async def publish(url, weights, weight_version)")
+    if not seconds("stall_s", stall_s, endless=True, error=EngineError):
+        raise EngineError(f"stall_s is {stall_s!r}; it must be above 0")
+    seconds("reconnect_s", reconnect_s, endless=True, error=EngineError)
+
+
+def _fitting_in_flight(
+    dialect: str, in_flight: InFlight | None, tokenizer: Tokenizer | None, *, has_ids: bool
+) -> InFlight:
+    """What new weights do to requests under way, in a dialect with token ids or of texts alone.
+
+    Raises:
+        EngineError: the dialect can't do so, or has no use for the tokenizer.
+    """
+    if in_flight is None:
+        in_flight = "continue" if has_ids else "restart"
+    found = need_in_flight(in_flight)
+    if not has_ids and (found == "continue" or tokenizer is not None):
+        what = "tokenizer" if tokenizer is not None else "in_flight='continue'"
+        raise EngineError(f"the dialect {dialect!r} knows no tokens, so {what} can't be; leave it out")
+    return found

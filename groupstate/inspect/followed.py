@@ -15,6 +15,7 @@ class Followed:
         "ended_at_ns",
         "ended_version",
         "half_at_ns",
+        "observed",
         "open",
         "partition",
         "phase",
@@ -47,6 +48,8 @@ class Followed:
         """When the open attempts of its sessions began."""
         self.settled = 0
         self.half_at_ns = 0
+        self.observed = False
+        """Its sessions ran outside, and are known by what was listed of them."""
         self.tokens = 0
         self.rows = 0
         self.rewards = 0.0

@@ -3,15 +3,20 @@
 Rule 1: the numbers are those of the log: a decision is told as it was made, under the rules in force then.
 """
 
+import contextlib
+import os
+from bisect import bisect_left
 from collections.abc import Iterable
+from typing import Final
 
 import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.core.group import Group, Session, versions_used
+from groupstate.core.group import Group, versions_used
 from groupstate.core.phases import Phase
 from groupstate.core.rules import known_rules
+from groupstate.errors import UnknownGroup
 from groupstate.inspect.reasons import reasons_in_words, spread_in_words
 from groupstate.inspect.replay import applied
 from groupstate.inspect.unknown import unknown_group
@@ -26,6 +31,10 @@ from groupstate.inspect.words import (
     rows_in_words,
     span_of,
 )
+from groupstate.log.disk import OsDisk
+from groupstate.log.reading import beginning, read_book, read_log
+from groupstate.log.rundir import RunDir
+from groupstate.log.snapshots import list_snapshots
 
 
 @attrs.frozen
@@ -58,6 +67,10 @@ class Story:
     """When the log's last event was written, which ages are counted up to; 0 where nothing more can come of it."""
 
 
+BY_USER: Final = "submitted by the user"
+LISTED: Final = "dispatched outside, and listed here first"
+
+
 def story(records: Iterable[ev.Record], group_id: str, base: Book | None = None) -> Story:
     """Tell the life of a group.
 
@@ -80,6 +93,28 @@ def story(records: Iterable[ev.Record], group_id: str, base: Book | None = None)
     return teller.told()
 
 
+def story_of(path: str | os.PathLike[str], group_id: str) -> Story:
+    """The same of a run directory: no more is replayed than what follows the last snapshot before its submission.
+
+    Raises:
+        UnknownGroup, LogError: see `story`.
+        NotARun, CorruptLog, LostEvents, UnsupportedLog: it can't be read.
+    """
+    base, start = beginning(path)
+    seqs = list_snapshots(OsDisk(), RunDir.at(path))
+    before = bisect_left(seqs, True, key=lambda seq: _knows(read_book(path, seq), group_id))
+    near = read_book(path, seqs[before - 1]) if before else None
+    if near is not None and near.last_seq >= start:
+        # Of an id that nobody has submitted the whole log says what is near it.
+        with contextlib.suppress(UnknownGroup):
+            return story(read_log(path, near.last_seq + 1), group_id, near)
+    return story(read_log(path, start), group_id, base)
+
+
+def _knows(book: Book | None, group_id: str) -> bool:
+    return book is not None and book.is_taken(group_id) is not None
+
+
 class _Teller:
     def __init__(self, group_id: str, book: Book) -> None:
         self.group_id = group_id
@@ -90,6 +125,8 @@ class _Teller:
         """The group as it last was in the book."""
         self.submitted_at_ns = 0
         self.held_up_by = ""
+        self.observed = False
+        """Its sessions run outside: the log knows them by what was listed."""
         self.batches: set[int] = set()
         self.left: Phase | None = book.departed.get(group_id)
         """How it left the book."""
@@ -97,6 +134,8 @@ class _Teller:
     def take(self, record: ev.Record) -> None:
         """Apply a record and keep the sentence that it is worth, if any."""
         event = record.event
+        if getattr(event, "observed", False) and getattr(event, "group_id", "") == self.group_id:
+            self._note_observed()
         before = self.book.groups.get(self.group_id)
         owed_by = self.book.credits[0].evicted if self.book.credits else ""
         waited_s = self._waited_s(event, record.at_ns)
@@ -113,6 +152,12 @@ class _Teller:
                 self.submitted_at_ns = record.at_ns
             since_s = (record.at_ns - self.submitted_at_ns) / 1e9
             self.steps.append(Step(record.seq, record.at_ns, since_s, kind_of(event), text))
+
+    def _note_observed(self) -> None:
+        """Who submitted it can be told only now."""
+        if not self.observed:
+            self.observed = True
+            self.steps = [attrs.evolve(step, text=step.text.replace(BY_USER, LISTED, 1)) for step in self.steps]
 
     def _waited_s(self, event: ev.AnyEvent, at_ns: int) -> float:
         """How long the sampler that a batch is for had waited."""
@@ -142,7 +187,7 @@ class _Teller:
             replaces = refill and owed_by == self.group_id
             return f"group {name_of(event.group_id)} is submitted in its place" if replaces else ""
         who = {
-            "submit": "submitted by the user",
+            "submit": BY_USER,
             "admission": "submitted by the rollout's own admission",
             "refill": f"submitted as a refill for {name_of(owed_by)}",
         }[event.cause]
@@ -176,7 +221,7 @@ class _Teller:
             version = "" if event.weight_version is None else f", weight version {event.weight_version}"
             return f"session {event.session} started, attempt {event.attempt}{worker}{version}{how_known(event)}"
         if isinstance(event, ev.SessionFinished):
-            took = _took(before.sessions[event.session], after.sessions[event.session])
+            took = _took(before, after, event)
             rows = rows_in_words(event.trajectories, stretches=True)
             return f"session {event.session} finished{took}{how_known(event)}: {rows}; {_settled(after)}"
         if isinstance(event, ev.SessionFailed):
@@ -189,7 +234,7 @@ class _Teller:
         return self._end(after)
 
     def _failure(self, event: ev.SessionFailed, before: Group, after: Group) -> str:
-        took = _took(before.sessions[event.session], after.sessions[event.session])
+        took = _took(before, after, event)
         message = f": {one_line(event.message)}" if event.message else ""
         retry = (
             f"attempt {event.attempt + 1} is due in {event.retry_in_s:g} s"
@@ -202,7 +247,9 @@ class _Teller:
         return f"session {event.session} failed {how}; {retry}; {_settled(after)}"
 
     def _end(self, after: Group) -> str:
-        self.held_up_by = slowest(after)
+        self.held_up_by = (
+            "which session ended last isn't known: they were observed" if self.observed else slowest(after)
+        )
         if after.terminal is Phase.FAILURE:
             why = "it was cancelled" if after.cancelled else f"{after.failed_count} of {after.size} sessions failed"
             head = f"failed: {why}"
@@ -317,10 +364,13 @@ class _Teller:
         return f"{phase} without a trajectory, so it is never sampled"
 
 
-def _took(before: Session, after: Session) -> str:
-    if before.state != "open":
+def _took(before: Group, after: Group, event: ev.SessionFinished | ev.SessionFailed) -> str:
+    if before.sessions[event.session].state != "open":
         return " before it began"
-    return f" after {span_of((after.ended_at_ns - before.started_at_ns) / 1e9)}"
+    if event.observed:
+        return ""  # All sessions of a group are recorded when it is listed as ended.
+    took_ns = after.sessions[event.session].ended_at_ns - before.sessions[event.session].started_at_ns
+    return f" after {span_of(took_ns / 1e9)}"
 
 
 def _settled(group: Group) -> str:

@@ -17,6 +17,8 @@ UNDONE: Final = "undone"
 """Groups whose commit was undone by going back to a mark. The totals of `show` count such a commit no longer."""
 
 REQUEUED: Final = "requeued"
+UNTIMED: Final = "untimed"
+"""Attempts that were only observed: when they began and ended isn't known."""
 """Why tokens were thrown away that a group had yielded before it started over."""
 
 
@@ -32,7 +34,7 @@ class Interval:
     first_at_ns: int
     last_at_ns: int
     totals: Counter[str] = attrs.field(factory=Counter)
-    """Named as the totals of `show`, and also: `finished`, `failure`, `sampled`, `requeued`, `undone`."""
+    """Named as the totals of `show`, and also: `finished`, `failure`, `sampled`, `requeued`, `undone`, `untimed`."""
     fenced: Counter[str] = attrs.field(factory=Counter)
     """Late results by reason."""
     forfeited: Counter[str] = attrs.field(factory=Counter)
@@ -57,7 +59,7 @@ class Interval:
     sampled_lags: Counter[int] = attrs.field(factory=Counter)
     """Training groups that were sampled, by the lag that the batch says."""
     sessions_s: Histogram = attrs.field(factory=Histogram)
-    """Attempts that finished, from their start."""
+    """Attempts that finished, from their start; without those that were only observed, as in the three below."""
     failed_sessions_s: Histogram = attrs.field(factory=Histogram)
     """Attempts that failed, from their start; those that never began aren't in it."""
     pending_s: Histogram = attrs.field(factory=Histogram)

@@ -21,6 +21,7 @@ from groupstate.inspect.followed import Followed
 from groupstate.inspect.tallies import (
     REQUEUED,
     UNDONE,
+    UNTIMED,
     Bucket,
     Failure,
     Fates,
@@ -250,14 +251,16 @@ class Tally:
     def _started(self, event: ev.SessionStarted, record: ev.Record) -> None:
         group = self._groups[event.group_id]
         group.open[event.session] = record.at_ns
+        group.observed = group.observed or event.observed
         if group.train:
             self._open += 1
         if group.phase is Phase.PENDING:
             group.phase = Phase.RUNNING
-            self._now.pending_s.add((record.at_ns - group.submitted_at_ns) / 1e9)
+            if not event.observed:
+                self._now.pending_s.add((record.at_ns - group.submitted_at_ns) / 1e9)
 
     def _settled(self, group: Followed, event: ev.SessionFinished | ev.SessionFailed, at_ns: int) -> float | None:
-        """An attempt has ended; how long it took, if it had begun."""
+        """An attempt has ended; how long it took, if it had begun and that is known."""
         group.settled += 1
         if group.settled == (group.size + 1) // 2:
             group.half_at_ns = at_ns
@@ -266,11 +269,16 @@ class Tally:
     def _closed_attempt(
         self, group: Followed, event: ev.SessionFinished | ev.SessionFailed, at_ns: int
     ) -> float | None:
+        group.observed = group.observed or event.observed
         begun = group.open.pop(event.session, None)
         if begun is None:
             return None
         if group.train:
             self._open -= 1
+        if event.observed:
+            # Recorded when somebody looked, with all its siblings.
+            self._now.totals[UNTIMED] += 1
+            return None
         return (at_ns - begun) / 1e9
 
     def _session_finished(self, event: ev.SessionFinished, record: ev.Record) -> None:
@@ -318,7 +326,7 @@ class Tally:
         now = self._now
         now.totals[str(phase)] += 1
         now.groups_s.add((record.at_ns - group.submitted_at_ns) / 1e9)
-        if group.half_at_ns and group.size > 1:
+        if group.half_at_ns and group.size > 1 and not group.observed:
             now.tails_s.add((record.at_ns - group.half_at_ns) / 1e9)
         if group.train:
             now.in_flight_lags[max(0, self._version - group.version)] += 1

@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, Final, Literal, Protocol, get_args
 
 from groupstate.core.arguments import shown, string
+from groupstate.core.near import meant
 from groupstate.errors import BadInput, BadSettings, GroupstateError
 
 Kind = Literal["mean", "sum", "max", "min", "last", "histogram"]
@@ -96,7 +97,8 @@ class Aggregator:
             BadSettings: no such rule.
         """
         if on_not_finite not in get_args(NotFinite):
-            raise BadSettings(f"on_not_finite is {shown(on_not_finite)}; it is one of {', '.join(get_args(NotFinite))}")
+            words = f"{', '.join(get_args(NotFinite))}{meant(on_not_finite, get_args(NotFinite))}"
+            raise BadSettings(f"on_not_finite is {shown(on_not_finite)}; it is one of {words}")
         if rules is not None and not isinstance(rules, Mapping):
             raise BadSettings(f"rules is {shown(rules)}; it must be a dict of patterns and what becomes of them")
         self._rules = [(pattern, _factory(pattern, rule)) for pattern, rule in (rules or {}).items()]
@@ -293,8 +295,8 @@ def _factory(pattern: str, rule: Any) -> Callable[[], Accumulator]:
         if all(callable(getattr(made, part, None)) for part in ("add", "value")):
             return rule  # type: ignore[no-any-return]
     raise BadSettings(
-        f"the rule for {pattern!r} is {shown(rule)}; it is one of {', '.join(_KINDS)}, or a class whose objects have "
-        "add(value, weight) and value()"
+        f"the rule for {pattern!r} is {shown(rule)}; it is one of {', '.join(_KINDS)}{meant(rule, _KINDS)}, or a class "
+        "whose objects have add(value, weight) and value()"
     )
 
 

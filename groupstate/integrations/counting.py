@@ -7,6 +7,7 @@ steps: counts and gauges belong to the same event, and never to the middle of a 
 Rule 3: counts begin with the watching; gauges come from the book.
 """
 
+import contextlib
 import threading
 from bisect import bisect_left
 from collections import Counter
@@ -14,11 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, get_args
 
 from groupstate.core import events as ev
+from groupstate.core.arguments import shown
 from groupstate.core.book import Book
 from groupstate.core.group import Group
 from groupstate.core.phases import Phase
 from groupstate.core.select import ready_for
-from groupstate.errors import RunIsClosed
+from groupstate.errors import BadSettings, RunIsClosed
 from groupstate.integrations.figures import (
     DIGITS_MIN,
     FATES,
@@ -58,12 +60,26 @@ class Watchable(Protocol):
 
 
 def behind(run: Any) -> Any:
-    """What records: of the blocking twin of a run the run itself."""
-    return getattr(run, "_inner", run)
+    """What records: of the blocking twin of a run the run itself.
+
+    Raises:
+        BadSettings: it is nothing that records.
+    """
+    recording = getattr(run, "_inner", run)
+    if not isinstance(getattr(recording, "ledger", None), Ledger):
+        text = f"run is {shown(run)}; it must be a run that is open, blocking or not, or a StatusFeed"
+        if isinstance(run, contextlib.AbstractContextManager | contextlib.AbstractAsyncContextManager):
+            text += ". What open_run gives is opened by a block: `with open_run(...) as run:`, and `run` is the run"
+        raise BadSettings(text)
+    return recording
 
 
 def in_recording_thread(run: Any) -> Callable[[Callable[[], T]], T]:
-    """Calls functions where `run` records, from whatever thread; in this one if it is closed or has no loop."""
+    """Calls functions where `run` records, from whatever thread; in this one if it is closed or has no loop.
+
+    Raises:
+        BadSettings: it is nothing that records.
+    """
     in_loop = getattr(behind(run), "in_loop", None)
 
     def call(function: Callable[[], T]) -> T:

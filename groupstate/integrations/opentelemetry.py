@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final
 
-from groupstate.core.arguments import string
+from groupstate.core.arguments import boolean, shown, string
 from groupstate.errors import BadSettings, MissingExtra
 from groupstate.integrations.counting import Figures, behind, in_recording_thread
 from groupstate.integrations.figures import METRICS, Distribution, Metric, Reading
@@ -54,10 +54,14 @@ class OpenTelemetry:
             label: the attribute `run` of metrics, `groupstate.run` of spans; None takes the run's id.
 
         Raises:
-            BadSettings: another run has metrics with this label there, or it is no text.
+            BadSettings: no such run or provider; another run has metrics with this label there, or it is no text.
         """
-        self.label = run.book.run_id if label is None else string("label", label, error=BadSettings)
         self._in_thread = in_recording_thread(run)
+        self.label = run.book.run_id if label is None else string("label", label, error=BadSettings)
+        boolean("metrics", metrics, error=BadSettings)
+        boolean("spans", spans, error=BadSettings)
+        _check_provider("meter_provider", meter_provider, MeterProvider)
+        _check_provider("tracer_provider", tracer_provider, TracerProvider)
         self._instruments: _Instruments | None = None
         self._figures: Figures | None = None
         self._spans: Spans | None = None
@@ -97,6 +101,13 @@ class OpenTelemetry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_provider(name: str, provider: Any, kind: type) -> None:
+    if provider is not None and not isinstance(provider, kind):
+        raise BadSettings(
+            f"{name} is {shown(provider)}; it must be a {kind.__name__} of OpenTelemetry, or None for the global one"
+        )
 
 
 _of_provider: "weakref.WeakKeyDictionary[MeterProvider, _Instruments]" = weakref.WeakKeyDictionary()

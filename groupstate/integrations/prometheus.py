@@ -3,14 +3,15 @@
 Rule: nothing is kept here. A scrape takes one reading of each run, so its numbers belong together.
 """
 
+import errno
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
-from groupstate.core.arguments import integer, string
-from groupstate.errors import BadSettings, MissingExtra
+from groupstate.core.arguments import integer, shown, string
+from groupstate.errors import BadSettings, CannotServe, MissingExtra
 from groupstate.integrations.counting import Figures, behind, in_recording_thread
 from groupstate.integrations.figures import METRICS, Distribution, Labels, Metric, Value
 
@@ -41,14 +42,18 @@ class PrometheusMetrics:
             label: what the label `run` of each metric says; None takes the run's id.
 
         Raises:
-            BadSettings: another run in this registry has that label, or it is no text.
-            ValueError: another collector in this registry has metrics of these names.
+            BadSettings: no such run or registry; another run in this registry has that label, or it is no text; or
+                another collector there has metrics of these names.
         """
+        self._in_thread = in_recording_thread(run)
         self.label = run.book.run_id if label is None else string("label", label, error=BadSettings)
+        if not isinstance(registry, CollectorRegistry):
+            raise BadSettings(
+                f"registry is {shown(registry)}; it must be a prometheus_client.CollectorRegistry, or be left out"
+            )
         self._runs = _Runs.of(registry)
         self._server: tuple[Any, threading.Thread] | None = None
         self._closed = False
-        self._in_thread = in_recording_thread(run)
         self._figures: Figures = self._in_thread(lambda: Figures(behind(run)))
         try:
             self._runs.add(self.label, self._figures)
@@ -69,12 +74,18 @@ class PrometheusMetrics:
 
         Raises:
             BadSettings: it is served already, or closed; or there is no such port.
-            OSError: the port is taken.
+            CannotServe: the port is taken, or not allowed, or there is no such host.
         """
         if self._closed or self._server is not None:
             raise BadSettings(f"the metrics are {'closed' if self._closed else 'served already'}")
         number = integer("port", port, least=0, most=PORT_MAX, error=BadSettings)
-        self._server = start_http_server(number, string("host", host, error=BadSettings), self._registry)
+        string("host", host, error=BadSettings)
+        try:
+            self._server = start_http_server(number, host, self._registry)
+        except OSError as error:
+            raise CannotServe("the metrics", host, number, error, _advice(error)) from error
+        except UnicodeError as error:
+            raise BadSettings(f"host is {shown(host)}; it must be the name or the address of this machine") from error
         return int(self._server[0].server_port)
 
     def close(self) -> None:
@@ -124,7 +135,13 @@ class _Runs(Collector):
                     "registry of its own, or close the other metrics first"
                 )
             if not self._figures and (registry := self._registry()) is not None:
-                registry.register(self)
+                try:
+                    registry.register(self)
+                except ValueError as error:
+                    raise BadSettings(
+                        f"this registry has metrics with names of groupstate's already, of another collector: {error}. "
+                        "Give a registry of its own, or take the other collector out of this one"
+                    ) from error
             self._figures = {**self._figures, label: figures}
 
     def remove(self, label: str) -> None:
@@ -145,6 +162,14 @@ class _Runs(Collector):
                 for labels, value in reading.values[metric.name].items():
                     _add(family, metric, (label, *labels), value)
             yield family
+
+
+def _advice(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "ports below 1024 are the system's; take a higher one, or port=0 for one that is free"
+    if error.errno == errno.EADDRINUSE:
+        return "take another port, or port=0 for one that is free, which serve() returns; or close what has it"
+    return "host must be a name or an address of this machine, such as '127.0.0.1', or '0.0.0.0' for all of them"
 
 
 _FAMILIES: Final[dict[str, Callable[..., Any]]] = {

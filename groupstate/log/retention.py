@@ -17,6 +17,7 @@ import attrs
 
 from groupstate.core.arguments import as_integer
 from groupstate.core.held import MARKS_REMEMBERED
+from groupstate.core.near import meant
 from groupstate.errors import BadSettings
 from groupstate.log.archive import archive_path, pack_segment
 from groupstate.log.disk import Disk, make_file, read_file
@@ -47,6 +48,7 @@ def checked_keep(keep: Keep) -> Keep:
         return marks
     raise BadSettings(
         f"keep_log is {keep!r}; it is 'all', 'archive', or a number of checkpoints from 1 to {MARKS_REMEMBERED}"
+        f"{meant(keep, ('all', 'archive'))}"
     )
 
 

@@ -29,14 +29,14 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.book import Book
-from groupstate.core.evict import reasons_of
+from groupstate.core.evict import Missing, reasons_of
 from groupstate.core.explain import Explanation
 from groupstate.core.group import SETTLED, Group
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Rules
 from groupstate.core.select import at_lag_bound
 from groupstate.core.supply import refill_room
-from groupstate.errors import BadSettings, LogError, LogFailed, UnusableResult
+from groupstate.errors import BadSettings, LogError, LogFailed, MissingMetric, UnusableResult
 from groupstate.log.port import EventLog
 from groupstate.logs import Logger
 from groupstate.runtime import recovery
@@ -44,6 +44,7 @@ from groupstate.runtime.controller import Claim, Controller, Waiter
 from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import MESSAGE_CHARS_MAX, Ledger
 from groupstate.runtime.recovery import CheckpointMark
+from groupstate.runtime.refusals import why_never
 from groupstate.runtime.reported import (
     ENDED,
     SIZE_MAX,
@@ -469,6 +470,9 @@ class StatusFeed:
         ahead = max(0, (weight_version or 0) - self.book.weight_version)
         return [group.group_id for group in ready if not self._reasons(group, ahead)]
 
+    def _judged(self, group: Group) -> object:
+        return self._reasons(group, 0)
+
     def _reasons(self, group: Group, ahead: int) -> object:
         """What would keep a group from being sampled so many weight versions later; falsy if nothing."""
         lag = self.book.lag(group)
@@ -481,6 +485,14 @@ class StatusFeed:
         """The group in flight that `on_stale="wait"` waits for, by itself or with whoever samples; None if none."""
         group = at_lag_bound(self.book, self.rules, partition)
         return None if group is None else group.group_id
+
+    def why_never(self, count: int, partition: str = ev.TRAIN) -> Exception | None:
+        """What keeps `count` groups from ever being sampleable together, as far as that is certain; None if they may
+        be. What lacks the filter's metric is told in sync mode too, where nothing is judged before somebody samples."""
+        judged = map(self._judged, self.book.ready(partition)) if partition == ev.TRAIN else ()
+        if (lacking := next((verdict for verdict in judged if isinstance(verdict, Missing)), None)) is not None:
+            return MissingMetric(lacking.group_id, lacking.session, lacking.metric, lacking.present)
+        return why_never(self.controller, count, partition)
 
     def explain(self, partition: str = ev.TRAIN) -> Explanation:
         """What the oldest batch that was asked for waits for."""

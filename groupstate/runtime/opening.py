@@ -17,6 +17,7 @@ import anyio.from_thread
 
 from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.custom import CustomRule
+from groupstate.core.near import meant
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine, SamplingParams
@@ -115,6 +116,7 @@ async def open_run(
             commit behind the last one may be gone).
         BadMark: `resume_at` doesn't fit this log.
         BadSettings: settings that can't be; a source whose order isn't the one that the log's positions count in.
+        TrackerFailed: a tracker could not be opened.
         RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
     """
     _need_asyncio()
@@ -236,7 +238,8 @@ def _open_log(
             "disk_bytes_max and disk_free_min_bytes bound a run directory, and this run is kept in memory"
         )
     if durability not in get_args(Durability):
-        raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(get_args(Durability))}")
+        known = get_args(Durability)
+        raise BadSettings(f"durability is {durability!r}; it is one of {', '.join(known)}{meant(durability, known)}")
     if path is None:
         return MemoryLog()
     exists = os.path.lexists(RunDir.at(path).marker)

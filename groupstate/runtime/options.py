@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from groupstate.core.arguments import boolean, seconds, shown
 from groupstate.core.custom import CustomRule
+from groupstate.core.near import meant
 from groupstate.core.rules import Rules
 from groupstate.engines.port import SamplingParams
 from groupstate.errors import BadSettings
@@ -71,7 +72,8 @@ def check_resumption(resume_at: Any, on_rewind: Any, source_changed: Any, take_o
     right = "the CheckpointMark that run.checkpoint() gave (CheckpointMark.from_json(text) reads one that was kept)"
     _check_kind("resume_at", resume_at, CheckpointMark, right)
     if on_rewind not in get_args(OnRewind):
-        raise BadSettings(f"on_rewind is {shown(on_rewind)}; it is one of {', '.join(get_args(OnRewind))}")
+        known = get_args(OnRewind)
+        raise BadSettings(f"on_rewind is {shown(on_rewind)}; it is one of {', '.join(known)}{meant(on_rewind, known)}")
     boolean("source_changed", source_changed, error=BadSettings)
     boolean("take_over", take_over, error=BadSettings)
 

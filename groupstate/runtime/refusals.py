@@ -103,11 +103,18 @@ def _stuck(controller: "Controller", size: int) -> SampleError | None:
     if controller.streak >= bound:
         text = (
             f"{controller.streak} groups in a row were evicted and none became sampleable (bound {bound}): "
-            f"{_listed(controller.streak_reasons)}. {_why_streak(controller)}; "
+            f"{_listed(controller.streak_reasons)}{_without_trajectory(controller)}. {_why_streak(controller)}; "
             "raise eviction_streak_max to go on longer"
         )
         return EvictionStreak(controller.streak, bound, controller.streak_reasons, text)
     return None
+
+
+def _without_trajectory(controller: "Controller") -> str:
+    """What `empty` means, where it might be taken for groups that ended well alone."""
+    if not controller.streak_reasons.get("empty"):
+        return ""
+    return " (empty: it ended without any trajectory, finished or failed)"
 
 
 def _why_streak(controller: "Controller") -> str:

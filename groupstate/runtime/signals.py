@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import anyio
 import anyio.abc
 
+from groupstate.core.near import meant
 from groupstate.errors import BadSettings
 from groupstate.logs import Logger
 from groupstate.runtime.run import Run
@@ -41,7 +42,10 @@ def _signal(name: str | int) -> signal.Signals:
     try:
         found = signal.Signals[name] if isinstance(name, str) else signal.Signals(name)
     except (KeyError, ValueError) as error:
-        raise BadSettings(f"close_on has {name!r}; it names signals, such as 'SIGTERM' or signal.SIGUSR1") from error
+        near = meant(name, [known.name for known in signal.Signals])
+        raise BadSettings(
+            f"close_on has {name!r}; it names signals, such as 'SIGTERM' or signal.SIGUSR1{near}"
+        ) from error
     if found in UNSTOPPABLE:
         raise BadSettings(
             f"close_on has {found.name}, which no process can catch; name the signal that comes before it"

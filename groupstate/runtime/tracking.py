@@ -24,8 +24,9 @@ from groupstate.core.arguments import integer, shown, string
 from groupstate.core.book import Book
 from groupstate.core.events import TRAIN
 from groupstate.core.metrics import prefix
+from groupstate.core.near import meant
 from groupstate.core.phases import Phase
-from groupstate.errors import BadInput, BadSettings, RunIsClosed
+from groupstate.errors import BadInput, BadSettings, GroupstateError, RunIsClosed, TrackerFailed
 from groupstate.logs import Logger
 from groupstate.runtime.session import describe
 from groupstate.runtime.tracked_signals import SignalWatch
@@ -58,8 +59,8 @@ STATUS_PHASES: Final = (Phase.PENDING, Phase.RUNNING, Phase.FINISHED, Phase.FAIL
 class Tracker(Protocol):
     """Where numbers go. All calls of one tracker come from one thread, in order; they may block and may raise.
 
-    A tracker may also have `start()`, which is called first: what it raises keeps the run from being opened. A `name`
-    is what warnings call it by; without one it is that of its class.
+    A tracker may also have `start()`, which is called first: what it raises keeps the run from being opened, as the
+    cause of a `TrackerFailed`. A `name` is what warnings call it by; without one it is that of its class.
     """
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -162,7 +163,7 @@ class TrackerThread:
         except BaseException as error:
             self._failed += 1
             self._first_error = describe(error)
-            self.started.set_exception(error)
+            self.started.set_exception(self._cannot_start(error))
             return
         self.started.set_result(None)
         while not isinstance(call := self._calls.get(), int):
@@ -170,6 +171,14 @@ class TrackerThread:
                 self._logged += 1
         exit_code = call
         self._finished = self._made(lambda tracker: tracker.finish(exit_code))
+
+    def _cannot_start(self, error: BaseException) -> GroupstateError:
+        """What a tracker raised, as an error of groupstate's; one that is such says by itself what would be right."""
+        if isinstance(error, GroupstateError):
+            return error
+        failed = TrackerFailed(self.name, self._first_error)
+        failed.__cause__ = error
+        return failed
 
     def _made(self, call: Call) -> bool:
         """Make a call; whether it went well."""
@@ -221,7 +230,8 @@ class Tracking:
             BadSettings: something that is no tracker, one that is given twice, or no such `by`.
         """
         if by not in get_args(TrackBy):
-            raise BadSettings(f"track_by is {shown(by)}; it is one of {', '.join(get_args(TrackBy))}")
+            known = get_args(TrackBy)
+            raise BadSettings(f"track_by is {shown(by)}; it is one of {', '.join(known)}{meant(by, known)}")
         self._by = by
         self._threads = [TrackerThread(tracker) for tracker in _checked(trackers)]
         self._book: Book | None = None
@@ -245,7 +255,7 @@ class Tracking:
 
         Raises:
             BadSettings: one of them is in use by another run; none was started.
-            Whatever the first one raised that couldn't start; `finish` is due all the same, for those that could.
+            TrackerFailed: of the first one that couldn't start; `finish` is due all the same, for those that could.
         """
         if not self._threads:
             return

@@ -100,7 +100,8 @@ class Teller:
     def _requeued(self, event: ev.GroupRequeued, after: "After") -> Iterator[Step]:
         self.cancelled.discard(event.group_id)
         if not event.by_rule and not event.reason.startswith("the run closed"):
-            yield {"requeue": event.group_id}
+            stamp = {} if event.weight_version is None else {"weight_version": event.weight_version}
+            yield {"requeue": event.group_id, **stamp}
 
     def _published(self, event: ev.WeightsPublished, after: "After") -> Iterator[Step]:
         self.version = event.weight_version

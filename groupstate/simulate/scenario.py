@@ -316,7 +316,14 @@ class Runner:
         self.run.cancel(step.subject)
 
     async def _do_requeue(self, step: Step) -> None:
-        self.run.requeue(step.subject)
+        stamp = step.options.get("weight_version")
+        if stamp is None:
+            self.run.requeue(step.subject)
+        else:
+            # Only a listing says so, as of verl's prompts: a run of its own has no call for it.
+            self.run.book.group(step.subject, "requeue")
+            self.run.ledger.record(ev.GroupRequeued(step.subject, "dispatched anew", weight_version=stamp))
+            self.run.ledger.settle()
 
     async def _do_publish(self, step: Step) -> None:
         await self.run.publish_weights(step.subject)

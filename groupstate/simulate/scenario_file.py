@@ -73,7 +73,7 @@ VERBS: dict[str, tuple[Kind, dict[str, Kind]]] = {
     "finish": (SESSION, {"metrics": METRICS, "trajectories": ListOf(TRAJECTORY), "attempt": ATTEMPT}),
     "fail": (SESSION, {"kind": OneOf(FAILURE_KINDS), "retryable": Flag(), "attempt": ATTEMPT}),
     "cancel": (ID, {}),
-    "requeue": (ID, {}),
+    "requeue": (ID, {"weight_version": VERSION}),
     "publish": (VERSION, {}),
     "sample": (Whole(), {"weight_version": VERSION, "partition": OneOf((ev.TRAIN, ev.VALIDATION))}),
     "waiting": (Flag(), {"groups": ListOf(ID), "error": ERROR, "waiter": Whole(1)}),

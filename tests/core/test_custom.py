@@ -281,6 +281,11 @@ WRONG: list[tuple[Any, str]] = [
     (None, "it returned NoneType None; it must be a list of Select and Drop"),
     (7, "it returned int 7; it must be a list of Select and Drop"),
     (
+        [Drop("a", "zero_variant")],  # type: ignore[arg-type]
+        "it drops 'a' for 'zero_variant'; a reason is one of cancelled, custom, damaged, empty, failed, stale, "
+        "surplus, too_few, zero_variance (did you mean 'zero_variance'?)",
+    ),
+    (
         [Drop("a", "boring")],  # type: ignore[arg-type]
         "it drops 'a' for 'boring'; a reason is one of cancelled, custom, damaged, empty, failed, stale, surplus, "
         "too_few, zero_variance",

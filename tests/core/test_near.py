@@ -3,7 +3,7 @@
 import pytest
 
 from groupstate.core import near as near_module
-from groupstate.core.near import near, nearest
+from groupstate.core.near import meant, near, nearest
 
 NAMES = ["name2", "name3", "name4", "name5", "other"]
 
@@ -31,3 +31,8 @@ def test_of_very_many_names_only_the_first_are_compared(monkeypatch: pytest.Monk
     monkeypatch.setattr(near_module, "NAMES_COMPARED_MAX", 2)
 
     assert near("name1", ["aaaaa", "name2", "name3"]) == "did you mean 'name2'?"
+
+
+def test_what_was_meant_stands_behind_the_words_that_there_are() -> None:
+    assert meant("meen", ["mean", "sum"]) == " (did you mean 'mean'?)"
+    assert meant("zzz", ["mean", "sum"]) == meant(5, ["mean", "sum"]) == ""

@@ -13,19 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupstate.cli import main
+from groupstate.cli.stats import _durations
 from groupstate.core import events as ev
 from groupstate.core.folding import replayed
 from groupstate.core.rules import RULES_VERSION
 from groupstate.errors import BadInput, LogError
 from groupstate.inspect import tally
 from groupstate.inspect.stats import as_object, stats
-from groupstate.inspect.tallies import UNDONE, Fates, Stats, length_bucket, reward_bucket
+from groupstate.inspect.tallies import UNDONE, UNTIMED, Fates, Stats, length_bucket, reward_bucket
 from groupstate.simulate.loop import EPOCH_NS
 from groupstate.testing import strategies
 
 Kept = Callable[..., Path]
 SECOND = 1_000_000_000
-OWN = {"finished", "failure", "sampled", "requeued", UNDONE}
+OWN = {"finished", "failure", "sampled", "requeued", UNDONE, UNTIMED}
 """Counts that the book has no totals of."""
 
 
@@ -120,6 +121,28 @@ def test_from_a_book_on_the_rest_is_counted(records: list[ev.Record], data: st.D
     assert seen.owed == len(book.credits)
     trained = whole.trained_tokens - whole.undone_tokens
     assert held + whole.totals["response_tokens"] == trained + whole.thrown_tokens.total() + seen.held_tokens
+
+
+def test_times_of_sessions_that_were_only_observed_are_not_known() -> None:
+    seen = stats(
+        at_seconds(
+            (0, started()), (0, submit("a", 2)),
+            (3, ev.SessionStarted("a", 0, 1, observed=True)), (3, ev.SessionStarted("a", 1, 1, observed=True)),
+            (3, ev.SessionFinished("a", 0, 1, observed=True)),
+            (3, ev.SessionFailed("a", 1, 1, "lost", observed=True)), (3, ev.GroupFailed("a")),
+        )
+    )  # fmt: skip
+
+    whole = seen.whole
+    assert whole.totals[UNTIMED] == 2
+    assert [h.count for h in (whole.sessions_s, whole.failed_sessions_s, whole.pending_s, whole.tails_s)] == [0] * 4
+    assert (whole.groups_s.count, seen.slowest) == (1, ())
+    rows = [row for row in stats_text(seen) if row[0] == "sessions that were only observed"]
+    assert rows == [("sessions that were only observed", "2", *["not known"] * 5)]
+
+
+def stats_text(seen: Stats) -> list[tuple[str, ...]]:
+    return list(_durations(seen.whole))
 
 
 def follow(records: list[ev.Record]) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from groupstate import Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.core.rules import RULES_VERSION, PerDataset, Rules
 from groupstate.errors import UnknownGroup
+from groupstate.inspect import story as story_module
 from groupstate.inspect.about import About
-from groupstate.inspect.story import Story, story
+from groupstate.inspect.story import Story, story, story_of
 from groupstate.log.reading import read_log
 
 # Notation: one second lies between two events ------------------------------------------------------------
@@ -125,6 +127,10 @@ def test_what_was_inferred_from_a_status_is_told_as_observed() -> None:
     assert started == "session 1 started, attempt 1, observed"
     assert ", observed: 0 trajectories; " in finished
     assert ", observed: gone; no further attempt; " in failed
+    # How long it took isn't known, and nobody submitted it to a run.
+    assert " after " not in finished + failed
+    assert texts(story(log(told), "a"))[0].startswith("dispatched outside, and listed here first: 2 sessions")
+    assert story(log(told), "a").held_up_by == "which session ended last isn't known: they were observed"
 
 
 @pytest.mark.parametrize(
@@ -399,3 +405,42 @@ def test_the_story_of_a_group_that_was_really_driven(driven: Path) -> None:
         "evicted, zero_variance: reward is 0.7 in all 2 values (max - min 0, tolerance 0); it earned 1 refill"
     )
     assert told.held_up_by == "session 1 ended last, 0.250 s after the one before it"
+
+
+# Of a run directory --------------------------------------------------------------------------------------
+
+
+async def lived(path: Path) -> None:
+    async def session(ctx: Any) -> Trajectory:
+        return Trajectory(reward=float(ctx.session))
+
+    given: dict[str, Any] = {"source": range(40), "session": session, "group_size": 2, "snapshot_events": 60}
+    async with open_run(path, rules=Rules(batch_size=1), durability="os", **given) as run:
+        for _ in range(30):
+            await run.commit(await run.sample(1))
+
+
+async def test_of_a_run_with_snapshots_the_same_is_told_and_less_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lived(tmp_path / "run")
+    records = list(read_log(tmp_path / "run"))
+    groups = [record.event.group_id for record in records if isinstance(record.event, ev.GroupSubmitted)]
+    begun: list[int] = []
+
+    def reading(path: Any, first: int) -> Any:
+        begun.append(first)
+        return read_log(path, first)
+
+    monkeypatch.setattr(story_module, "read_log", reading)
+    for group_id in groups:
+        assert story_of(tmp_path / "run", group_id) == story(records, group_id)
+    assert begun[0] == 1
+    assert begun == sorted(begun)
+    assert begun[-1] > len(records) / 2
+
+    with pytest.raises(UnknownGroup) as whole:
+        story(records, "g400")
+    with pytest.raises(UnknownGroup) as told:
+        story_of(tmp_path / "run", "g400")
+    assert str(told.value) == str(whole.value)

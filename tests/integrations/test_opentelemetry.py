@@ -291,13 +291,28 @@ async def test_runs_of_one_provider_do_not_collide(meters: Any, tmp_path: Path) 
     assert points(reader) == {}
 
 
+class Breaking(TracerProvider):
+    def get_tracer(self, *arguments: Any, **named: Any) -> Any:
+        raise RuntimeError("no tracer")
+
+
 async def test_what_cannot_be_attached_leaves_nothing_behind() -> None:
     provider = MeterProvider(shutdown_on_exit=False)
     async with open_run() as run:
         with pytest.raises(BadSettings, match="label is 5; it must be a string"):
             OpenTelemetry(run, meter_provider=provider, label=5)  # type: ignore[arg-type]
-        with pytest.raises(AttributeError, match="get_tracer"):
-            OpenTelemetry(run, spans=True, meter_provider=provider, tracer_provider=object())  # type: ignore[arg-type]
+        for wrong, text in (
+            ({"tracer_provider": object()}, "tracer_provider is <object .*; it must be a TracerProvider"),
+            ({"meter_provider": "here"}, "meter_provider is 'here'; it must be a MeterProvider of OpenTelemetry"),
+            ({"spans": "yes"}, "spans is 'yes'; it must be True or False"),
+            ({"metrics": 1}, "metrics is 1; it must be True or False"),
+            ({"tracer_provider": Breaking()}, "RuntimeError: no tracer"),
+        ):
+            given: dict[str, Any] = {"meter_provider": provider, "spans": True, **wrong}
+            with pytest.raises((BadSettings, RuntimeError), match=text.removeprefix("RuntimeError: ")):
+                OpenTelemetry(run, **given)
+        with pytest.raises(BadSettings, match="run is 'x'; it must be a run that is open"):
+            OpenTelemetry("x", meter_provider=provider)
         assert not run.ledger.listeners.get(ev.GroupFinished)
         with OpenTelemetry(run, meter_provider=provider):
             assert run.ledger.listeners[ev.GroupFinished]

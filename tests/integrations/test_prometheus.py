@@ -1,5 +1,6 @@
 """A run's metrics as Prometheus scrapes them."""
 
+import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from groupstate import Rules, Trajectory, open_run, sync
 from groupstate.core import events as ev
-from groupstate.errors import BadSettings
+from groupstate.errors import BadSettings, CannotServe
+from groupstate.integrations import prometheus
 from groupstate.integrations.figures import METRICS
 from groupstate.integrations.prometheus import PrometheusMetrics
 from groupstate.log.memory import MemoryLog
@@ -120,7 +122,7 @@ async def test_runs_of_one_process_do_not_collide(registry: Any) -> None:
 async def test_a_registry_in_which_another_has_the_names_can_be_used_once_they_are_free(registry: Any) -> None:
     other = Gauge("groupstate_groups", "somebody else's", registry=registry)
     async with open_run() as run:
-        with pytest.raises(ValueError, match="Duplicated timeseries"):
+        with pytest.raises(BadSettings, match=r"of another collector: Duplicated timeseries.* a registry of its own"):
             PrometheusMetrics(run, registry=registry, label="r")
         assert heard(run) == 0
         registry.unregister(other)
@@ -172,6 +174,67 @@ def test_a_port_that_there_is_none_of_is_refused(registry: Any, port: Any) -> No
         with pytest.raises(BadSettings, match="host is None; it must be a string"):
             metrics.serve(port=0, host=None)  # type: ignore[arg-type]
         assert metrics.serve(port=0) > 0
+
+
+def test_a_port_that_is_taken_is_named_with_what_to_do(registry: Any) -> None:
+    feed = StatusFeed.begin(MemoryLog(), Rules(), group_size=1)
+    with socket.create_server(("127.0.0.1", 0)) as other, PrometheusMetrics(feed, registry=registry) as metrics:
+        port = other.getsockname()[1]
+        with pytest.raises(
+            CannotServe, match=rf"at 127.0.0.1:{port}: .* in use; .* port=0 for one that is free"
+        ) as taken:
+            metrics.serve(port=port)
+        assert (taken.value.host, taken.value.port) == ("127.0.0.1", port)
+        assert metrics.serve(port=0) > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (PermissionError(13, "Permission denied"), "ports below 1024"),
+        (OSError(99, "no such"), "address of this machine"),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_what_to_do(
+    registry: Any, monkeypatch: pytest.MonkeyPatch, error: OSError, advice: str
+) -> None:
+    def refused(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(prometheus, "start_http_server", refused)
+    feed = StatusFeed.begin(MemoryLog(), Rules(), group_size=1)
+    with PrometheusMetrics(feed, registry=registry) as metrics, pytest.raises(CannotServe, match=advice):
+        metrics.serve(port=80)
+
+
+def test_a_host_that_cannot_be_one_is_refused(registry: Any) -> None:
+    with PrometheusMetrics(StatusFeed.begin(MemoryLog(), Rules(), group_size=1), registry=registry) as metrics:
+        with pytest.raises(BadSettings, match="it must be the name or the address of this machine"):
+            metrics.serve(port=0, host="a" * 64)
+        with pytest.raises(CannotServe, match=r"at 192\.0\.2\.1:0: .* address of this machine"):
+            metrics.serve(port=0, host="192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        ("x", "run is 'x'; it must be a run that is open, blocking or not, or a StatusFeed$"),
+        (None, "run is None; it must be a run"),
+        (sync.open_run(), r"opened by a block: `with open_run\(...\) as run:`"),
+        (open_run(), r"opened by a block"),
+    ],
+    ids=["text", "none", "unopened", "unopened async"],
+)
+def test_what_is_no_run_is_refused(registry: Any, run: Any, text: str) -> None:
+    with pytest.raises(BadSettings, match=text):
+        PrometheusMetrics(run, registry=registry)
+    with pytest.raises(BadSettings, match=text):
+        PrometheusMetrics(run, registry=registry, label="r")
+
+
+def test_what_is_no_registry_is_refused() -> None:
+    with pytest.raises(BadSettings, match=r"registry is 'main'; it must be a prometheus_client.CollectorRegistry"):
+        PrometheusMetrics(StatusFeed.begin(MemoryLog(), Rules(), group_size=1), registry="main")  # type: ignore[arg-type]
 
 
 def test_a_status_feed_is_watched_too(registry: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from groupstate import Rules, Trajectory, open_run
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.errors import BadInput, BadMark, BadSettings, MissingExtra, SampleError
-from groupstate.integrations import trl
+from groupstate.integrations import trl, trl_rows
 
 needs_httpx = pytest.mark.skipif(importlib.util.find_spec("httpx") is None, reason="httpx isn't installed")
 
@@ -125,7 +125,7 @@ def test_the_environments_tokens_are_context() -> None:
     row = Trajectory(
         prompt_ids=[1, 2], response_ids=[3, 4, 5], log_probs=[-1.0, 0.0, -2.0], environment=[(1, 2)], reward=1.0
     )
-    arrays = pytest.importorskip("numpy") and trl._arrays(row)
+    arrays = pytest.importorskip("numpy") and trl_rows.arrays(row)
 
     assert arrays["input_ids"].tolist() == [1, 2, 3, 4, 5]
     assert arrays["completion_mask"].tolist() == [0, 0, 1, 0, 1]
@@ -143,7 +143,7 @@ async def test_rows_of_a_session_share_its_last_reward_and_partial_groups_their_
 
     async with open_run(rules=Rules(survivors_min=2), source=["one"], session=session, group_size=3) as run:
         (group,) = (await run.sample(1)).groups
-    rows = list(trl._group_rows(group, 7, 5))
+    rows = list(trl_rows.group_rows(group, 7, 5))
 
     assert [row["advantage"] for row in rows] == pytest.approx([-1, -1, 1, 1], abs=1e-6)
     assert [row["metrics"]["reward"] for row in rows] == [0, 0, 1, 1]
@@ -159,7 +159,7 @@ async def test_a_session_without_a_reward_is_told_by_name() -> None:
         (group,) = (await run.sample(1)).groups
 
     with pytest.raises(BadInput, match=r"session 0 of group 'g1' has no metric 'reward', .*; it has 'score'"):
-        list(trl._group_rows(group, 1, 0))
+        list(trl_rows.group_rows(group, 1, 0))
 
 
 def test_a_row_of_a_data_set_is_a_prompt_with_its_columns_for_the_rewards() -> None:

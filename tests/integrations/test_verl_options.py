@@ -1,5 +1,6 @@
 """What verl's replay buffer is constructed with, as rules; none of it needs verl."""
 
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -47,6 +48,35 @@ def test_an_argument_comes_before_sampler_kwargs() -> None:
     assert options(sampler_kwargs=kwargs).rules.filter_metric == "acc"
     assert options(sampler_kwargs=kwargs, filter_groups_metric="reward").rules.filter_metric == "reward"
     assert options(sampler_kwargs=kwargs, poll_interval=0.5).poll_interval == 0.5
+
+
+WHOLE = {
+    "data": {"train_batch_size": 16},
+    "algorithm": {"filter_groups": {"enable": True, "metric": "acc", "max_inflight_gen_batches": 3}},
+    "actor_rollout_ref": {"rollout": {"n": 8, "val_kwargs": {"n": 2}}},
+    "trainer": {"default_local_dir": "there"},
+}
+
+
+def whole(trainer_config: Any, **settings: Any) -> Options:
+    return read(Given(trainer_mode="sync", max_off_policy_threshold=8, max_off_policy_strategy="drop",
+                      sampler_kwargs={}, trainer_config=trainer_config, has_refill_fn=True, **settings))  # fmt: skip
+
+
+def test_a_whole_configuration_of_plain_mappings_is_read_and_checked_as_verls_own() -> None:
+    found = whole(WHOLE)
+
+    assert (found.rules.filter_metric, found.rules.batch_size, found.rules.in_flight_batches_max) == ("acc", 16, 3)
+    assert (found.group_size, found.val_group_size, found.log) == (8, 2, os.path.join("there", "groupstate"))
+    reward = {"reward": {"reward_model": {"enable": True}}}
+    with pytest.raises(BadVerlConfig, match=r"reward\.reward_model\.enable_resource_pool=True"):
+        whole({**WHOLE, **reward})
+    with pytest.raises(BadVerlConfig, match=r"algorithm\.filter_groups\.metric must be"):
+        whole({**WHOLE, "algorithm": {"filter_groups": {"enable": True}}})
+    with pytest.raises(BadVerlConfig, match=r"actor_rollout_ref\.rollout\.n is 0"):
+        whole({**WHOLE, "actor_rollout_ref": {"rollout": {"n": 0}}})
+    assert whole({"data": 5}).rules.batch_size is None
+    assert whole({"some": "setting"}).log is None
 
 
 def test_an_argument_that_was_left_out_leaves_what_sampler_kwargs_say() -> None:

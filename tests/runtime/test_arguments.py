@@ -1,6 +1,7 @@
 """What a run is called with: checked at the door, before anything is changed."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,14 @@ import pytest
 
 from groupstate import PerBatch, Prompt, Rules, open_run, sync
 from groupstate.core import events as ev
+from groupstate.engines.given import need_in_flight
+from groupstate.engines.openai import OpenAIEngine
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.errors import BadInput, BadSettings, GroupstateError
+from groupstate.integrations.aggregation import Aggregator
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime.observed import StatusFeed
+from groupstate.tensors import to_torch
 from tests.runtime.scenes import events, finish, half_right, opened, quiet, ready, virtual
 
 NO_INTEGERS = [True, 1.0, "9", 2**70]
@@ -22,6 +27,43 @@ IN_ORDER = Rules.in_order(2)
 async def done(call: Any) -> Any:
     """What a call gives, async or not."""
     return await call if hasattr(call, "__await__") else call
+
+
+# Words ---------------------------------------------------------------------------------------------------
+
+
+def tensors(**options: Any) -> None:
+    whole: dict[str, Any] = {"layout": "padded", "pad_id": 0, "advantages": None, "reward": "reward", "log_probs": True}
+    to_torch(None, max_prompt=None, max_response=None, device=None, **whole | options)  # type: ignore[arg-type]
+
+
+def opening(**options: Any) -> Callable[[], object]:
+    def call() -> None:
+        with sync.open_run(**options):
+            pass
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: Aggregator({"a": "meen"}), "mean"),  # type: ignore[dict-item]
+        (lambda: Aggregator(on_not_finite="counts"), "count"),  # type: ignore[arg-type]
+        (opening(durability="fsnc"), "fsync"),
+        (opening(keep_log="archiv"), "archive"),
+        (opening(close_on=["SIGTREM"]), "SIGTERM"),
+        (opening(on_rewind="kep"), "keep"),
+        (opening(track_by="weight_versions"), "weight_version"),
+        (lambda: need_in_flight("contine"), "continue"),
+        (lambda: OpenAIEngine("http://localhost:1", dialect="vlm"), "vllm"),  # type: ignore[arg-type]
+        (lambda: tensors(advantages="gppo"), "grpo"),
+        (lambda: tensors(layout="paded"), "padded"),
+    ],
+)
+def test_a_word_that_there_is_not_is_told_with_the_one_that_was_meant(call: Callable[[], object], word: str) -> None:
+    with pytest.raises(GroupstateError, match=rf" \(did you mean '{word}'\?\)"):
+        call()
 
 
 # Integers ------------------------------------------------------------------------------------------------

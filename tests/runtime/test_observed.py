@@ -632,9 +632,30 @@ def test_a_batch_that_can_t_come_is_an_error(outside: Make) -> None:
     for name in "ab":
         out.report(name, "failure")
 
-    with pytest.raises(EvictionStreak):
+    text = r"empty 2 \(empty: it ended without any trajectory, finished or failed\)\. The last session to fail"
+    with pytest.raises(EvictionStreak, match=text):
         out.feed.sample_now(1)
     assert out.feed.sample_now(1) is None
+
+
+def test_what_keeps_groups_from_ever_being_sampleable_is_told_to_whoever_only_waits_for_them(outside: Make) -> None:
+    for mode in ("async", "sync"):
+        rules = gs.Rules(mode=mode, filter_metric="acc", batch_size=2, eviction_streak_max=1)  # type: ignore[arg-type]
+        out = outside(rules).report("good", "finished", rows={(0, 0): ReportedRow(metrics={"acc": 1.0})}, size=1)
+        assert out.feed.why_never(2) is None
+        out.report("bad", "finished", 0.0, 1.0)
+        assert "session 0 of group 'bad' has no metric 'acc'" in str(out.feed.why_never(2))
+        assert out.feed.why_never(2, ev.VALIDATION) is None
+
+
+def test_advice_is_for_whoever_has_no_run_to_submit_to_or_to_cancel_in(outside: Make) -> None:
+    out = outside().report("b", "running")
+    out.feed.ask(3)
+
+    assert out.feed.explain().unblocked_by == (
+        "groups in flight must be listed as ended, or not be listed any more, which gives them up",
+        "only prompts that are dispatched outside can supply the missing 2 groups",
+    )
 
 
 def test_what_can_t_be_asked_for_is_refused(outside: Make) -> None:

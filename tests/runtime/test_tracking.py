@@ -19,7 +19,7 @@ import pytest
 
 from groupstate import Rules, Run, Trajectory, open_run
 from groupstate import sync as blocking
-from groupstate.errors import BadInput, BadSettings, RolloutDied, RunIsClosed
+from groupstate.errors import BadInput, BadSettings, MissingExtra, RolloutDied, RunIsClosed, TrackerFailed
 from groupstate.runtime import tracking as tracking_module
 from groupstate.runtime.tracked_signals import SignalWatch
 from groupstate.runtime.tracking import Tracker, TrackerState, Tracking, exit_code_of
@@ -362,11 +362,34 @@ async def test_one_that_never_finishes_is_given_up(monkeypatch: pytest.MonkeyPat
 async def test_a_tracker_that_cannot_start_keeps_the_run_from_opening_and_the_others_are_finished(tmp_path: Any):
     before, broken, after = Kept(), Broken("start"), Kept()
 
-    with pytest.raises(ConnectionError, match="no route"):
+    text = "the tracker 'broken' could not be opened: ConnectionError: no route. The run was not opened either"
+    with pytest.raises(TrackerFailed, match=text) as failed:
         async with open_run(tmp_path / "run", trackers=[before, broken, after]):
             pass
+    assert (failed.value.tracker, type(failed.value.__cause__)) == ("broken", ConnectionError)
     assert (before.codes, broken.codes, after.codes) == ([1], [], [1])
     assert not (tmp_path / "run").exists()
+
+
+class CannotStart(Kept):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def start(self) -> None:
+        raise self.error
+
+
+async def test_one_that_ends_the_program_where_it_starts_ends_the_opening_alone():
+    with pytest.raises(TrackerFailed, match="SystemExit: 3"):
+        async with open_run(trackers=[CannotStart(SystemExit(3))]):
+            pass
+
+
+async def test_an_error_of_groupstates_own_where_a_tracker_starts_is_told_as_it_is():
+    with pytest.raises(MissingExtra, match=r"^here needs a package; install the extra 'x'"):
+        async with open_run(trackers=[CannotStart(MissingExtra("here", "a package", "x"))]):
+            pass
 
 
 async def test_one_that_is_still_starting_when_the_opening_is_cancelled_is_finished_once_it_has():
@@ -849,7 +872,7 @@ async def test_once_that_run_has_closed_it_can_be_used_again():
 async def test_so_it_can_where_it_did_not_start():
     broken = Broken("start")
     for _ in range(2):
-        with pytest.raises(ConnectionError):
+        with pytest.raises(TrackerFailed):
             async with open_run(trackers=[broken]):
                 pass
 

@@ -129,6 +129,14 @@ STORIES: dict[str, tuple[Story, list[str], dict[str, Any]]] = {
         ["g"],
         {"phase": {"g": "pending"}, "requeues": {"g": 1}},
     ),
+    "dispatched anew under a later version": (
+        told(
+            *BEFORE, "submit g/2", "start g", "publish 4", "requeue g stamp=4", *done("g", 0, 1), "sample 1",
+            rules=ASYNC,
+        ),
+        ["g"],
+        {"phase": {"g": "sampled"}, "requeues": {"g": 1}},
+    ),
     "a sampler waits for it": (
         told(
             *noise("x"), "sample 1", "commit 1", "publish 1", "submit g/1", "start g", *noise("y"), "publish 2",

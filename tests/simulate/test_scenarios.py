@@ -446,6 +446,22 @@ def test_requeueing_and_waiting_are_steps_too() -> None:
     )
 
 
+@pytest.mark.parametrize(("again", "evicted"), [({}, {"a": ["stale"]}), ({"weight_version": 2}, {})])
+def test_a_group_that_is_dispatched_anew_counts_from_its_new_stamp(again: dict, evicted: dict) -> None:
+    play(
+        scenario(
+            {"submit": "a"},
+            {"start": "a"},
+            {"publish": 2},
+            {"requeue": "a", **again, "expect": {"phase": {"a": "pending"}}},
+            {"start": "a"},
+            {"finish": "a/0", "expect": {"evicted": evicted}},
+            {"check": True},
+            rules={"lag_max": 1},
+        )
+    )
+
+
 def test_the_retry_of_a_failed_session_can_be_started() -> None:
     play(
         scenario(

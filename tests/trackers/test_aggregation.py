@@ -308,7 +308,7 @@ def test_what_is_no_number_is_refused_and_nothing_is_taken(metrics: Any, weight:
     [
         (
             {"loss": "median"},
-            "the rule for 'loss' is 'median'; it is one of mean, sum, max, min, last, histogram, or a",
+            "the rule for 'loss' is 'median'; it is one of mean, sum, max, min, last, histogram.* or a class",
         ),
         ({"loss": object}, "it is one of mean, sum"),
         ({"loss": 3}, "the rule for 'loss' is 3"),

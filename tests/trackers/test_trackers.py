@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from groupstate.errors import MissingExtra
+from groupstate.errors import BadSettings, MissingExtra
 from groupstate.integrations import trackers
 from groupstate.integrations.trackers import JsonLines, MLflow, TensorBoard, WandB, packages
 from tests.trackers.conftest import Forks
@@ -219,6 +219,54 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_extra(
 
     monkeypatch.setattr(packages.importlib, "import_module", absent)
     with pytest.raises(MissingExtra, match=text):
+        make()
+
+
+class FakeMlflow:
+    """As far as an MLflow goes that isn't started."""
+
+    def __init__(self, uri: str) -> None:
+        self.get_tracking_uri = lambda: uri
+
+
+@pytest.mark.parametrize("lacking", ["sqlalchemy", "alembic"])
+@pytest.mark.parametrize("uri", ["sqlite:///m.db", "postgresql+psycopg2://host/db", None])
+def test_mlflow_with_a_database_names_the_extra_that_has_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, lacking: str, uri: str | None
+):
+    def some(name: str) -> Any:
+        if name == lacking:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return FakeMlflow("sqlite:////somewhere/mlflow.db")
+
+    monkeypatch.setattr(packages.importlib, "import_module", some)
+    with pytest.raises(MissingExtra, match=rf"MLflow with a database needs {lacking}; .* '.\[mlflow\]'"):
+        MLflow("tests", tracking_uri=uri)
+    MLflow("tests", tracking_uri="http://127.0.0.1:5000")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: JsonLines(5), "path is 5; it must be a path"),
+        (lambda: JsonLines(""), "path is ''; it must be a path"),
+        (lambda: TensorBoard(None), "log_dir is None; it must be a path"),
+        (lambda: TensorBoard("logs", flush_s="soon"), "flush_s is 'soon'; it must be a number of seconds"),
+        (lambda: MLflow(5), "experiment is 5; it must be a string"),
+        (lambda: MLflow("e", run_name=5), "run_name is 5; it must be a string"),
+        (lambda: MLflow("e", tracking_uri=5), "tracking_uri is 5; it must be a string"),
+        (lambda: MLflow("e", artifact_location=5), "artifact_location is 5; it must be a string"),
+        (lambda: MLflow("e", run_id=5), "run_id is 5; it must be a string"),
+        (lambda: MLflow("e", tags="a"), "tags is 'a'; it must be a dict of names and texts"),
+        (lambda: MLflow("e", tags={"a": 1}), "tag 'a' is 1; it must be a string"),
+        (lambda: WandB(run="mine"), "run is 'mine'; it must be what wandb.init gave"),
+    ],
+)
+def test_a_setting_of_a_tracker_that_cannot_be_is_refused_where_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, make: Any, text: str
+):
+    monkeypatch.setattr(packages.importlib, "import_module", lambda name: FakeMlflow("http://127.0.0.1:5000"))
+    with pytest.raises(BadSettings, match=text):
         make()
 
 

@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from groupstate.integrations.trackers.packages import path_given
+
 
 class JsonLines:
     name = "json lines"
@@ -30,8 +32,11 @@ class JsonLines:
         """
         Args:
             path: made with its folders if it isn't there; what it holds already stays in front.
+
+        Raises:
+            BadSettings: it is no path.
         """
-        self._path = Path(path)
+        self._path = Path(path_given("path", path))
         self._file: io.FileIO | None = None
 
     def start(self) -> None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from groupstate.core.arguments import shown, string
+from groupstate.errors import BadSettings
 from groupstate.integrations.trackers.packages import needed
 
 METRICS_PER_CALL: Final = 1_000
@@ -18,6 +20,9 @@ ROWS_PER_PART: Final = 200
 
 NAME_MAX: Final = 250
 """Characters of a name; more is refused."""
+
+DATABASES: Final = ("sqlite", "postgresql", "mysql", "mssql")
+"""Tracking addresses that begin so are a database's."""
 
 ODD = re.compile(r"[^\w\-. /:]", re.ASCII)
 """What MLflow refuses in a name."""
@@ -47,19 +52,28 @@ class MLflow:
             tags: of a new run.
 
         Raises:
-            MissingExtra: MLflow isn't installed.
+            MissingExtra: MLflow isn't installed, or what it needs for a database.
+            BadSettings: what is given can't be.
         """
         self._tracking = needed("mlflow.tracking", tracker="MLflow", package="mlflow-skinny", extra="mlflow")
         self._entities = needed("mlflow.entities", tracker="MLflow", package="mlflow-skinny", extra="mlflow")
-        self._experiment = experiment
-        self._run_name = run_name
-        self._tracking_uri = tracking_uri
-        self._artifact_location = artifact_location
-        self._tags = dict(tags or {})
+        self._experiment = string("experiment", experiment, error=BadSettings)
+        self._run_name = _text_or_none("run_name", run_name)
+        self._tracking_uri = _text_or_none("tracking_uri", tracking_uri)
+        self._artifact_location = _text_or_none("artifact_location", artifact_location)
+        self._tags = _texts(tags or {})
+        self._need_database()
         self._client: Any = None
         self._parts: dict[str, _Part] = {}
-        self.run_id = run_id
+        self.run_id = _text_or_none("run_id", run_id)
         """Of MLflow's run, once it was started."""
+
+    def _need_database(self) -> None:
+        """MLflow without them calls the address of a database one that it doesn't support."""
+        scheme = str(self._tracking_uri or self._tracking.get_tracking_uri()).partition("://")[0]
+        if scheme.partition("+")[0] in DATABASES:
+            for package in ("sqlalchemy", "alembic"):
+                needed(package, tracker="MLflow with a database", package=package, extra="mlflow")
 
     def start(self) -> None:
         self._client = self._tracking.MlflowClient(tracking_uri=self._tracking_uri)
@@ -115,6 +129,19 @@ class _Part:
     def __init__(self) -> None:
         self.number = 1
         self.rows: list[list[Any]] = []
+
+
+def _text_or_none(name: str, value: Any) -> str | None:
+    return None if value is None else string(name, value, error=BadSettings)
+
+
+def _texts(tags: Any) -> dict[str, str]:
+    if not isinstance(tags, Mapping):
+        raise BadSettings(f"tags is {shown(tags)}; it must be a dict of names and texts")
+    return {
+        string("the name of a tag", name, error=BadSettings): string(f"tag {name!r}", value, error=BadSettings)
+        for name, value in tags.items()
+    }
 
 
 def _allowed(name: str) -> str:

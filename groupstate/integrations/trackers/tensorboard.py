@@ -8,7 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groupstate.integrations.trackers.packages import needed
+from groupstate.core.arguments import seconds
+from groupstate.errors import BadSettings
+from groupstate.integrations.trackers.packages import needed, path_given
 
 FLUSH_S = 10
 """Seconds after which what was logged is in the file at the latest."""
@@ -17,7 +19,7 @@ FLUSH_S = 10
 class TensorBoard:
     name = "tensorboard"
 
-    def __init__(self, log_dir: str | os.PathLike[str], *, flush_s: int = FLUSH_S) -> None:
+    def __init__(self, log_dir: str | os.PathLike[str], *, flush_s: float = FLUSH_S) -> None:
         """
         Args:
             log_dir: folder of the event files of this run.
@@ -25,10 +27,11 @@ class TensorBoard:
 
         Raises:
             MissingExtra: tensorboardX isn't installed.
+            BadSettings: what is given can't be.
         """
         self._package = needed("tensorboardX", tracker="TensorBoard", package="tensorboardX", extra="tensorboard")
-        self._log_dir = os.fspath(log_dir)
-        self._flush_s = flush_s
+        self._log_dir = path_given("log_dir", log_dir)
+        self._flush_s = seconds("flush_s", flush_s, error=BadSettings)
         self._writer: Any = None
         self._step = 0
 

@@ -7,6 +7,8 @@ logged for a lower one is dropped there.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from groupstate.core.arguments import shown
+from groupstate.errors import BadSettings
 from groupstate.integrations.trackers.packages import needed
 from groupstate.logs import Logger
 
@@ -30,8 +32,11 @@ class WandB:
 
         Raises:
             MissingExtra: wandb isn't installed.
+            BadSettings: `run` is no run of W&B.
         """
         self._wandb = needed("wandb", tracker="WandB", package="wandb", extra="wandb")
+        if run is not None and not all(callable(getattr(run, part, None)) for part in ("log", "define_metric")):
+            raise BadSettings(f"run is {shown(run)}; it must be what wandb.init gave, or None for a run of its own")
         self._run = run
         self._is_own = run is None
         self._init = init

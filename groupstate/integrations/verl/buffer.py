@@ -129,6 +129,7 @@ class ReplayBuffer:
 
         Raises:
             SampleTimeout: not in `timeout_s`.
+            SampleError: there never will be so many; the text says why.
             LogFailed: the log is broken.
         """
         run, kind = self._run(partition_id, global_steps), kind_of(partition_id)
@@ -150,6 +151,8 @@ class ReplayBuffer:
             ready = run.sampleable(kind)
             if len(ready) >= count and run.feed.held_by(kind) is None:
                 return set(ready), run.told(partition_id)
+            if len(ready) < count:
+                run.check(partition_id, count)
             if not again:
                 patience.wait()
 

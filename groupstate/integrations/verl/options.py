@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, get_args
 import attrs
 
 from groupstate.core.arguments import integer, integer_or_none, seconds, shown
-from groupstate.core.near import nearest
+from groupstate.core.near import meant
 from groupstate.core.rules import Rules
 from groupstate.core.typed_settings import unknown_key
 from groupstate.errors import BadSettings
@@ -397,9 +397,8 @@ class _Reader:
     def _one_of(self, name: str, kind: Any, default: Any) -> Any:
         value, known = self.values.get(name, default), get_args(kind)
         if value not in known:
-            near = nearest(value, known) if isinstance(value, str) else []
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {', '.join(known)}{hint}")
+            words = f"{', '.join(known)}{meant(value, known)}"
+            raise BadVerlConfig(f"sampler_kwargs.{name} is {shown(value)}; it must be one of {words}")
         return value
 
 
@@ -425,13 +424,17 @@ def _check_mode(mode: Any) -> None:
     registered = getattr(sys.modules.get("verl.trainer.ppo.v1.trainer_base"), "TRAINER_REGISTRY", {})
     known = list(dict.fromkeys([*TRAINER_MODES, *registered]))
     if mode not in known:
-        near = nearest(mode, known) if isinstance(mode, str) else []
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise BadVerlConfig(f"trainer_mode is {shown(mode)}; it must be one of {', '.join(known)}{hint}")
+        words = f"{', '.join(known)}{meant(mode, known)}"
+        raise BadVerlConfig(f"trainer_mode is {shown(mode)}; it must be one of {words}")
+
+
+PARTS: Final = ("actor_rollout_ref", "algorithm", "data", "reward", "trainer")
+"""What stands in a whole configuration of verl, and in none of the nodes that the drop-in is given."""
 
 
 class Tree:
-    """The whole configuration that one of these nodes hangs in, if one does."""
+    """The whole configuration that one of these nodes hangs in, if one does, or that one of them is: a plain mapping
+    knows nothing of what is around it."""
 
     def __init__(self, *nodes: Any) -> None:
         # A node can only be one of OmegaConf's where that has been imported.
@@ -439,14 +442,23 @@ class Tree:
         self._root = next((root for node in nodes if (root := self._root_of(node)) is not None), None)
 
     def _root_of(self, node: Any) -> Any:
-        if self._conf is None or not self._conf.is_config(node):
-            return None
-        root = node._get_root()
-        return None if root is node else root
+        if self._conf is not None and self._conf.is_config(node):
+            root = node._get_root()
+            return root if root is not node or _is_whole(node) else None
+        return node if isinstance(node, Mapping) and _is_whole(node) else None
 
     def get(self, place: str) -> Any:
         """What stands there; None if nothing does."""
-        return None if self._root is None else self._conf.select(self._root, place, default=None)
+        if self._conf is not None and self._conf.is_config(self._root):
+            return self._conf.select(self._root, place, default=None)
+        found = self._root
+        for name in place.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+
+def _is_whole(node: Mapping[Any, Any]) -> bool:
+    return any(part in node for part in PARTS)
 
 
 def _plain(node: Any) -> dict[Any, Any]:

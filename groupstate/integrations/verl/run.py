@@ -345,6 +345,19 @@ class VerlRun:
         """Uids of the groups that could be sampled, oldest first."""
         return self._uids(self.feed.sampleable(weight_version=weight_version, partition=kind))
 
+    def check(self, name: str, count: int) -> None:
+        """
+        Raises:
+            MissingVerlMetric: a group lacks the filter's metric.
+            SampleError: so many groups will not be sampleable.
+        """
+        never = self.feed.why_never(count, kind_of(name))
+        if isinstance(never, MissingMetric):
+            partition = self._partition(name)
+            raise explained(never, partition, self._keys_read(partition, never))
+        if never is not None:
+            raise never
+
     def advance(self, weight_version: int) -> None:
         """The trainer is at this version: what it was given before is trained on."""
         if weight_version > self.feed.book.weight_version:
