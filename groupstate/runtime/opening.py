@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import anyio
-import anyio.from_thread
 
 from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.custom import CustomRule
@@ -27,6 +26,7 @@ from groupstate.log.port import Durability, EventLog
 from groupstate.log.retention import Keep, checked_keep
 from groupstate.log.rundir import RunDir
 from groupstate.runtime import options, recovery
+from groupstate.runtime.beside import running
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import Ledger
@@ -36,7 +36,7 @@ from groupstate.runtime.run import Run
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.settings import load_function
 from groupstate.runtime.sharing import sharable
-from groupstate.runtime.signals import close_on_signal, signals_named
+from groupstate.runtime.signals import signals_named
 from groupstate.runtime.source_identity import check_same, identity
 from groupstate.runtime.sources import as_source
 from groupstate.runtime.tracking import TrackBy, Tracker, Tracking, exit_code_of
@@ -169,46 +169,13 @@ async def open_run(
             await tracking.finish(exit_code_of(error, tracking.signal))
         raise
     try:
-        async with _running(run, signals):
+        async with running(run, signals):
             yield run
     except BaseException as error:
         on_purpose = run.final_mark is not None
         await tracking.finish(exit_code_of(error, tracking.signal, closed_on_purpose=on_purpose))
         raise
     await tracking.finish(0)
-
-
-@contextlib.asynccontextmanager
-async def _running(run: Run, signals: Sequence[signal.Signals]) -> AsyncIterator[None]:
-    """All that runs beside the block of a run; in the end the run is closed.
-
-    Raises:
-        What the block raised, or the closing, or what nobody was told of.
-    """
-    failure: BaseException | None = None
-    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
-        run.portal = portal
-        tasks.start_soon(run._watch_log)
-        if signals:
-            await tasks.start(close_on_signal, run, signals)
-        if (space := run._controller.space) is not None:
-            tasks.start_soon(run._watch_space, space)
-        if run.deadlines.needed:
-            tasks.start_soon(run.deadlines.run)
-        if run._rollout is not None:
-            tasks.start_soon(run._run_rollout)
-        try:
-            yield
-        except BaseException as error:
-            # Raised again below, outside of the task groups, which would wrap it.
-            failure = error
-            run.hurry()
-        came = await run.close_whatever_comes("closed" if failure is None else type(failure).__name__)
-        failure = failure or came
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    run._raise_untold()
 
 
 def _need_asyncio() -> None:
