@@ -38,7 +38,7 @@ from groupstate.runtime.settings import load_function
 from groupstate.runtime.sharing import sharable
 from groupstate.runtime.signals import signals_named
 from groupstate.runtime.source_identity import check_same, identity
-from groupstate.runtime.sources import as_source
+from groupstate.runtime.sources import Source, as_source
 from groupstate.runtime.tracking import TrackBy, Tracker, Tracking, exit_code_of
 
 
@@ -138,39 +138,40 @@ async def open_run(
         await tracking.start()
         if event_log is None:
             event_log = _open_log(path, durability, keep_log, take_over, disk_bytes_max, disk_free_min_bytes)
-        elif path is not None:
-            raise BadSettings(f"both path {str(path)!r} and a log are given; a run is kept in one of them")
-        elif (disk_bytes_max, disk_free_min_bytes, keep_log) != (None, None, "all"):
-            raise BadSettings(
-                "disk_bytes_max, disk_free_min_bytes and keep_log are the log's; give them to the log that you made"
-            )
+        else:
+            _check_beside_log(path, keep_log, disk_bytes_max, disk_free_min_bytes)
         ledger, custom = _ledger(event_log, rules, selection, group_size, clock_ns)
-        prompts = sharable(ledger.rules, ledger.book, prompts)
-        controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
-        controller.space = getattr(event_log, "space", None)
-        rollout = None
-        if session is not None:
-            rollout = Rollout(
-                controller, session, engine=engine, params=params or SamplingParams(), cancel_grace_s=cancel_grace_s
-            )
+        controller = _controller(ledger, custom, prompts, group_size)
+        rollout = _rollout(controller, session, engine, params, cancel_grace_s)
         run = Run(ledger, controller, rollout, engine, grace_s)
         Keeping(ledger, events=snapshot_events)
-        if prompts is not None and not source_changed:
-            check_same(ledger.book, prompts)
+        if controller.source is not None and not source_changed:
+            check_same(ledger.book, controller.source)
         _begin(run, event_log, weight_version, resume_at, on_rewind, seed)
         run._compare_engine()
         run._track_with(tracking)
     except BaseException as error:
-        try:
-            if event_log is not None:
-                with anyio.CancelScope(shield=True):
-                    await event_log.aclose()
-        finally:
-            await tracking.finish(exit_code_of(error, tracking.signal))
+        await _give_up(error, event_log, tracking)
         raise
+    async with _finishing(tracking, run), running(run, signals):
+        yield run
+
+
+async def _give_up(error: BaseException, event_log: EventLog | None, tracking: Tracking) -> None:
+    """Close what is open already, since there will be no run to close it."""
     try:
-        async with running(run, signals):
-            yield run
+        if event_log is not None:
+            with anyio.CancelScope(shield=True):
+                await event_log.aclose()
+    finally:
+        await tracking.finish(exit_code_of(error, tracking.signal))
+
+
+@contextlib.asynccontextmanager
+async def _finishing(tracking: Tracking, run: Run) -> AsyncIterator[None]:
+    """Finish the trackers once the run has closed; they are told how it ended."""
+    try:
+        yield
     except BaseException as error:
         on_purpose = run.final_mark is not None
         await tracking.finish(exit_code_of(error, tracking.signal, closed_on_purpose=on_purpose))
@@ -227,6 +228,18 @@ def _open_log(
     )
 
 
+def _check_beside_log(
+    path: str | Path | None, keep: Keep, disk_bytes_max: int | None, disk_free_min_bytes: int | None
+) -> None:
+    """Raises BadSettings where a log is given, and beside it what would be said of one that is opened here."""
+    if path is not None:
+        raise BadSettings(f"both path {str(path)!r} and a log are given; a run is kept in one of them")
+    if (disk_bytes_max, disk_free_min_bytes, keep) != (None, None, "all"):
+        raise BadSettings(
+            "disk_bytes_max, disk_free_min_bytes and keep_log are the log's; give them to the log that you made"
+        )
+
+
 def _ledger(
     event_log: EventLog,
     rules: Rules | None,
@@ -249,6 +262,28 @@ def _ledger(
         ledger.rules = ledger.rules.changed(selection=path)
     _check_size(ledger.rules, group_size)
     return ledger, selection or own_selection(ledger.rules)
+
+
+def _controller(ledger: Ledger, custom: CustomRule | None, prompts: Source | None, group_size: int) -> Controller:
+    """With the prompts as the rules have them drawn, and with what says how much room the log has."""
+    prompts = sharable(ledger.rules, ledger.book, prompts)
+    controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
+    controller.space = getattr(ledger.log, "space", None)
+    return controller
+
+
+def _rollout(
+    controller: Controller,
+    session: SessionFunction | None,
+    engine: Engine | None,
+    params: SamplingParams | None,
+    cancel_grace_s: float,
+) -> Rollout | None:
+    """What runs the sessions; None where the caller dispatches them."""
+    if session is None:
+        return None
+    params = params or SamplingParams()
+    return Rollout(controller, session, engine=engine, params=params, cancel_grace_s=cancel_grace_s)
 
 
 def own_selection(rules: Rules) -> CustomRule | None:
