@@ -148,7 +148,7 @@ class StatusFeed:
         """Refills that were taken and whose ids have not shown up."""
         self._in_vain: tuple[int, int, str] | None = None
         """The latest `sample_now` that had nothing to give: last event, groups, partition."""
-        controller.refills_outside = True
+        controller.admission.refills_outside = True
         ledger.observers.append(self._note)
 
     @classmethod
