@@ -19,7 +19,7 @@ from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
 from groupstate.core.frontier import FrontierTracker, SourceFrontier
 from groupstate.core.phases import Phase
-from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt
+from groupstate.core.prompt import Prompt, as_prompt
 from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine, SamplingParams, Weights
 from groupstate.errors import (
@@ -223,7 +223,7 @@ class Run:
             handles = []
             for group in groups:
                 try:
-                    prompt = self._prompt_of(group.group_id)
+                    prompt = self._controller.drawing.prompt_of(group)
                 except DamagedPayload as error:
                     self._controller.fail_unreadable(group, error)
                 else:
@@ -231,16 +231,6 @@ class Run:
             return handles
 
         return self.in_loop(look)
-
-    def _prompt_of(self, group_id: str) -> Prompt:
-        known = self._controller.prompts.get(group_id)
-        if known is not None:
-            return known
-        group = self.book.group(group_id)
-        if group.prompt is None:
-            return Prompt(None, group.dataset, group.needed, group_id)
-        data = self.ledger.log.payloads.get(group.prompt)
-        return decoded_prompt(data, dataset=group.dataset, n=group.needed, group_id=group_id)
 
     async def wait_changed(self) -> None:
         """Wait until something has happened in the run.

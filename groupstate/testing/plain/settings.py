@@ -5,7 +5,7 @@ Rule: a lower number stands for a plainer choice, so that what Hypothesis shrink
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from groupstate.core.prompt import Prompt
 from groupstate.core.rules import Capacity, PerBatch, PerDataset, Rules, Slots, recorded_rules
@@ -17,6 +17,19 @@ SETTINGS = 48
 """Numbers that settings are chosen by."""
 
 METRIC = "acc"
+
+ADMISSIONS: Final = (
+    None,
+    PerBatch(warmup=0),
+    PerBatch(warmup=2),
+    Slots(n=2),
+    Slots(n=3, ready_max=2),
+    Slots(n=4, ready_max=1),
+    Capacity(lag_max=0),
+    Capacity(lag_max=1),
+    Capacity(lag_max=2, in_flight_max=2),
+)
+"""The first is the plain one."""
 
 
 class Tape:
@@ -84,17 +97,7 @@ def rules_of(numbers: Sequence[int], given: Mapping[str, Any] = MappingProxyType
         "selection": selection,
         "share_tolerance": pick(0.1, 0.0, 0.5),
         "starvation_versions": pick(None, 1, 2),
-        "admission": pick(
-            None,
-            PerBatch(warmup=0),
-            PerBatch(warmup=2),
-            Slots(n=2),
-            Slots(n=3, ready_max=2),
-            Slots(n=4, ready_max=1),
-            Capacity(lag_max=0),
-            Capacity(lag_max=1),
-            Capacity(lag_max=2, in_flight_max=2),
-        ),
+        "admission": pick(*ADMISSIONS),
     }
     own = {
         "math": PerDataset(share=pick(None, 0.5, 0.25), lag_max=pick(None, 1, 0, 3), tolerance=pick(None, 0.5)),
