@@ -138,6 +138,11 @@ class Run:
         """What became of the calls to each tracker, in their order."""
         return self._tracking.states()
 
+    @property
+    def final_mark(self) -> CheckpointMark | None:
+        """The mark that the closing made (`close(mark=True)`, `close_on`); None if it made none."""
+        return self._closing.final_mark
+
     # Driving -----------------------------------------------------------------------------------------
 
     def track(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
@@ -436,11 +441,6 @@ class Run:
         string("reason", reason)
         boolean("mark", mark)
         await self._closing.close(reason, mark=mark)
-
-    @property
-    def final_mark(self) -> CheckpointMark | None:
-        """The mark that the closing made (`close(mark=True)`, `close_on`); None if it made none."""
-        return self._closing.final_mark
 
     def hurry(self) -> None:
         """Give sessions no time to end when the run closes."""
