@@ -38,7 +38,7 @@ from groupstate.log.snapshots import SnapshotInfo
 EVENTS = 10_000_000
 SECONDS_MAX = 2.0
 MEGABYTES_MAX = 300.0
-RATIO_MAX = 1.3
+RATIO_MAX = 1.05
 FRAME = 1_000
 """Events in a frame of the history."""
 EVENTS_PER_GROUP = 20

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from groupstate.core import book_checks as checks
 from groupstate.core import events as ev
 from groupstate.core.book_changes import CHANGES
+from groupstate.core.departed import Departed
 from groupstate.core.group import Group, evolve
 from groupstate.core.held import MARKS_REMEMBERED, Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase, next_phase
@@ -30,11 +31,8 @@ class Book:
         """Live groups: everything but evicted and committed ones."""
         self.aside: dict[str, Group] = {}
         """Committed groups that a kept mark could still bring back."""
-        self.departed: dict[str, Phase] = {}
+        self.departed = Departed()
         """The last so many groups that have left, in the order in which they did."""
-        self.departures: deque[str] = deque()
-        """Their ids once more, from when the first is forgotten: a plain dict would search for its oldest among all
-        that it has forgotten since it last grew, and an ordered one takes twice the memory and is slow to fill."""
         self.requests: dict[int, OpenRequest] = {}
         self.batches: dict[int, OpenBatch] = {}
         self.credits: deque[Credit] = deque()

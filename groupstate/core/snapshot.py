@@ -13,16 +13,18 @@ from typing import Any, Final
 
 import attrs
 import msgspec
+from msgspec.structs import replace
 
 from groupstate.core.book import Book
 from groupstate.core.book_changes import in_force
+from groupstate.core.departed import Blocks, Departed, Left, index_parts, parts_of
 from groupstate.core.events import SourceOpened
 from groupstate.core.group import Group, without_yield
 from groupstate.core.held import Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
 from groupstate.core.phases import Phase
 from groupstate.core.shelf import Shelf
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
 """Raised where an older library would misread a newer state."""
 
 
@@ -30,17 +32,20 @@ class LaterState(ValueError):
     """A state that a later version of the library wrote, and that this one would misread."""
 
 
+PACKED_SINCE: Final = 2
+"""The version of a state beside which ids of groups that have left are packed."""
+
 GROUPS_PER_PART: Final = 500
 IDS_PER_PART: Final = 20_000
+BLOCKS_PER_PART: Final = 20
+BUCKETS_PER_PART: Final = 2_000
 """Sizes of the parts: one is encoded in about a millisecond, so that an event loop beside it is not held up."""
-
-_PHASES: Final = tuple(Phase)
 
 
 class BookState(msgspec.Struct, kw_only=True):
     """All of a book but its groups and the ids of those that have left."""
 
-    version: int = STATE_VERSION
+    version: int = 1
     run_id: str = ""
     started_at_ns: int = 0
     openings: int = 0
@@ -83,9 +88,7 @@ class Capture:
     state: BookState
     groups: Sequence[Group]
     aside: Sequence[Group]
-    departed_ids: Sequence[str]
-    departed_phases: bytes
-    """One byte for each id: the place of its last phase in `Phase`."""
+    departed: Departed
     live: bool = False
     """Finished groups are kept without what their sessions yielded."""
 
@@ -98,14 +101,7 @@ class Capture:
 class _Version(msgspec.Struct):
     """All that is read of a state of a later version."""
 
-    version: int = STATE_VERSION
-
-
-class Left(msgspec.Struct, array_like=True):
-    """Ids of groups that have left."""
-
-    ids: list[str]
-    phases: bytes
+    version: int = 1
 
 
 def capture(book: Book) -> Capture:
@@ -114,15 +110,14 @@ def capture(book: Book) -> Capture:
         _state(book, list(book.committed_at)),
         list(book.groups.values()),
         list(book.aside.values()),
-        list(book.departed),
-        bytes(_PHASES.index(phase) for phase in book.departed.values()),
+        book.departed.copy(),
     )
 
 
 def capture_live(book: Book) -> Capture:
     """The same for looking alone: without the groups that have left, neither those that a mark could bring back nor the
     ids of the others, and without what the sessions of finished groups yielded. Its size follows what is live."""
-    return Capture(_state(book, []), list(book.groups.values()), [], [], b"", live=True)
+    return Capture(_state(book, []), list(book.groups.values()), [], Departed(), live=True)
 
 
 def _state(book: Book, committed_at: list[tuple[int, str]]) -> BookState:
@@ -193,7 +188,7 @@ def restore(taken: Capture) -> Book:
     groups = taken.told(taken.groups)
     book.groups = {group.group_id: group for group in groups}
     book.aside = {group.group_id: group for group in taken.aside}
-    book.departed = _departed(taken.departed_ids, taken.departed_phases)
+    book.departed = taken.departed.copy()
     book.requests = {request.request: request for request in state.requests}
     book.batches = {batch.batch: batch for batch in state.batches}
     book.credits = deque(state.credits)
@@ -208,16 +203,6 @@ def restore(taken: Capture) -> Book:
     for partition, phases in state.phases.items():
         book.shelves[partition] = _shelf(book.lag_classes, groups, phases)
     return book
-
-
-def _departed(ids: Sequence[str], phases: bytes) -> dict[str, Phase]:
-    """Made of the ids alone, as most have one phase; a pair at a time it would take three times as long."""
-    [(most, _)] = Counter(phases).most_common(1) or [(0, 0)]
-    departed = dict.fromkeys(ids, _PHASES[most])
-    for group_id, phase in zip(ids, phases, strict=True):
-        if phase != most:
-            departed[group_id] = _PHASES[phase]
-    return departed
 
 
 def _flat(window: Window) -> dict[str, Any]:
@@ -249,21 +234,29 @@ _VERSION = msgspec.msgpack.Decoder(_Version)
 _STATE = msgspec.msgpack.Decoder(BookState)
 _GROUPS = msgspec.msgpack.Decoder(list[Group])
 _LEFT = msgspec.msgpack.Decoder(Left)
+_BLOCKS = msgspec.msgpack.Decoder(Blocks)
+_INDEX = msgspec.msgpack.Decoder(dict[int, bytes])
 
-STATE, GROUPS, ASIDE, LEFT = range(1, 5)
+STATE, GROUPS, ASIDE, LEFT, BLOCKS, INDEX = range(1, 7)
 """Kinds of parts."""
 
 
 def encoded(taken: Capture) -> Iterator[tuple[int, bytes]]:
     """The parts of a capture, each as (kind, bytes). Meant for another thread than the event loop's."""
-    yield STATE, _ENCODER.encode(taken.state)
+    departed = taken.departed
+    blocks, newest = departed.packed(), departed.newest()
+    version = max(taken.state.version, PACKED_SINCE if blocks.blocks else 1)
+    yield STATE, _ENCODER.encode(replace(taken.state, version=version))
     for kind, groups in ((GROUPS, taken.groups), (ASIDE, taken.aside)):
         for start in range(0, len(groups), GROUPS_PER_PART):
             yield kind, _ENCODER.encode(taken.told(groups, start, start + GROUPS_PER_PART))
-    for start in range(0, len(taken.departed_ids), IDS_PER_PART):
+    for some in parts_of(blocks, BLOCKS_PER_PART):
+        yield BLOCKS, _ENCODER.encode(some)
+    for buckets in index_parts(departed.index(), BUCKETS_PER_PART):
+        yield INDEX, _ENCODER.encode(buckets)
+    for start in range(0, len(newest.ids), IDS_PER_PART):
         stop = start + IDS_PER_PART
-        part = Left(list(taken.departed_ids[start:stop]), taken.departed_phases[start:stop])
-        yield LEFT, _ENCODER.encode(part)
+        yield LEFT, _ENCODER.encode(Left(newest.ids[start:stop], newest.phases[start:stop]))
 
 
 def decoded(parts: Iterator[tuple[int, bytes]]) -> Capture:
@@ -277,8 +270,7 @@ def decoded(parts: Iterator[tuple[int, bytes]]) -> Capture:
     state: BookState | None = None
     groups: list[Group] = []
     aside: list[Group] = []
-    ids: list[str] = []
-    phases = bytearray()
+    departed = Departed()
     for kind, data in parts:
         if kind == STATE:
             # Looked at by itself, since the rest may be of other types by then.
@@ -293,11 +285,14 @@ def decoded(parts: Iterator[tuple[int, bytes]]) -> Capture:
         elif kind == ASIDE:
             aside += _GROUPS.decode(data)
         elif kind == LEFT:
-            part = _LEFT.decode(data)
-            ids += part.ids
-            phases += part.phases
+            departed.update(_LEFT.decode(data).pairs())
+        elif kind == BLOCKS:
+            departed.take_blocks(_BLOCKS.decode(data))
+        elif kind == INDEX:
+            departed.take_index(_INDEX.decode(data))
         else:
             raise ValueError(f"it has a part of kind {kind}, which isn't known")
     if state is None:
         raise ValueError("it has no state")
-    return Capture(state, groups, aside, ids, bytes(phases))
+    departed.check()
+    return Capture(state, groups, aside, departed)

@@ -93,8 +93,8 @@ def _complete(book: Book, begin: int, event: ev.Event) -> None:
     """What an event needs of the groups that have left."""
     if isinstance(event, ev.RunRewound) and event.mark_seq < begin:
         raise _NeedsWhole
-    if isinstance(event, ev.ResultFenced) and event.group_id not in book.groups:
-        book.departed.setdefault(event.group_id, Phase.EVICTED)
+    if isinstance(event, ev.ResultFenced) and book.is_taken(event.group_id) is None:
+        book.departed.add(event.group_id, Phase.EVICTED)
 
 
 # The event that a text names ------------------------------------------------------------------------------

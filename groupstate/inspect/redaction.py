@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from groupstate import errors
 from groupstate.core import events as ev
+from groupstate.core.departed import Departed
 from groupstate.core.frontier import MIXED
 from groupstate.core.group import Group, Session
 from groupstate.core.held import DISK_HOLD, Credit, DatasetUse, Mark, OpenBatch, OpenRequest, Window
@@ -244,9 +245,13 @@ class Redactor:
             self._struct(taken.state),
             [self._struct(group) for group in taken.groups],
             [self._struct(group) for group in taken.aside],
-            self.groups(taken.departed_ids),
-            taken.departed_phases,
+            self.departed(taken.departed),
         )
+
+    def departed(self, left: Departed) -> Departed:
+        made = Departed()
+        made.update(zip(self.groups(left), left.values(), strict=True))
+        return made
 
     def structs(self, values: Iterable[Any]) -> list[Any]:
         return [self._struct(value) for value in values]

@@ -4,6 +4,7 @@ Rule 1: each change that recovery makes is an event, so that a replay shows it.
 Rule 2: recovery twice in a row changes nothing more.
 """
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.evict import credit_of
+from groupstate.core.folding import Replay
 from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import RULES_VERSION, Rules, recorded_rules
@@ -71,12 +73,23 @@ def load(ledger: Ledger) -> None:
     with without_collection():
         ledger.book, why = _newest_book(ledger.log, ledger.book)
         try:
-            ledger.apply(ledger.log.read(ledger.book.last_seq + 1))
+            fold(ledger, ledger.log.read(ledger.book.last_seq + 1))
         except CompactedLog as error:
             raise UnsupportedLog(
                 f"no snapshot of this run can be read by this version of groupstate{why}, and {error}. "
                 "Open the run with the version that wrote it, or a later one"
             ) from error
+
+
+def fold(ledger: Ledger, records: Iterable[ev.Record]) -> None:
+    """Take what is in the log already into the book of a ledger that nobody watches yet."""
+    assert not ledger.observers, "an observer sees every event"
+    assert not ledger.listeners, "a listener sees every event of its kind"
+    replay = Replay(ledger.book)
+    for record in records:
+        replay.apply(record)
+    replay.settle()
+    ledger.apply(())
 
 
 def _newest_book(event_log: EventLog, empty: Book) -> tuple[Book, str]:

@@ -13,6 +13,7 @@ from groupstate import Rules, open_run
 from groupstate.cli import main
 from groupstate.core import events as ev
 from groupstate.core.book import Book
+from groupstate.core.snapshot import STATE_VERSION
 from groupstate.errors import BadSettings, CorruptLog, GroupstateError, UnsupportedLog
 from groupstate.log.file import FileLog
 from groupstate.log.reading import beginning, read_log
@@ -259,7 +260,7 @@ def test_rules_that_say_how_groups_are_kept_must_be_known(tmp_path: Path) -> Non
 
 
 def later_states(path: Path) -> None:
-    change_states(path, lambda state: {**state, "version": 2, "totals": "of another type"})
+    change_states(path, lambda state: {**state, "version": STATE_VERSION + 1, "totals": "of another type"})
 
 
 def later_snapshots(path: Path) -> None:
@@ -268,7 +269,9 @@ def later_snapshots(path: Path) -> None:
 
 
 LATER = {
-    later_states: ("its state is of version 2; this version of groupstate reads up to version 1",),
+    later_states: (
+        f"its state is of version {STATE_VERSION + 1}; this version of groupstate reads up to version {STATE_VERSION}",
+    ),
     later_snapshots: ("is a snapshot of format 2; this version of groupstate reads format 1",),
 }
 later = pytest.mark.parametrize("make_later", LATER, ids=lambda change: change.__name__)

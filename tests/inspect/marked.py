@@ -16,7 +16,9 @@ import attrs
 import msgspec
 
 from groupstate.core import events as ev
+from groupstate.core.departed import Departed
 from groupstate.core.group import Group, Session
+from groupstate.core.phases import Phase
 from groupstate.core.prompt import Prompt, encoded_prompt
 from groupstate.core.snapshot import BookState, Capture, encoded
 from groupstate.core.trajectory import Trajectory, checked, payload_of
@@ -104,7 +106,9 @@ def marked_run(path: Path) -> None:
     run = RunDir.at(path)
     session = made(Session, "packed ")
     packed = made(Group, "packed ", kept=msgspec.msgpack.encode((session,)))
-    capture = Capture(state(), [made(Group), packed], [made(Group, "aside ")], [f"{MARKER} departed"], b"\0")
+    left = Departed()
+    left.add(f"{MARKER} departed", Phase.EVICTED)
+    capture = Capture(state(), [made(Group), packed], [made(Group, "aside ")], left)
     write_snapshot(OsDisk(), run, bytes.fromhex(LOG_ID), SnapshotInfo(5, 5, 0, 1), encoded(capture))
     Path(snapshot_path(run, 7)).write_bytes(f"{MARKER} that is no snapshot".encode())
     pack_segment(OsDisk(), run, 1)

@@ -211,6 +211,33 @@ def test_a_snapshot_that_is_wrong_stays_wrong(driven: Path, tmp_path: Path) -> N
     assert [v.seq for v in checked(driven).violations] == [v.seq for v in checked(tmp_path / "copy").violations] == [20]
 
 
+def test_ids_that_a_snapshot_has_packed_are_replaced(
+    driven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from groupstate.core import departed
+    from groupstate.core.folding import replayed
+    from groupstate.core.phases import Phase
+    from groupstate.core.snapshot import capture, encoded
+    from groupstate.log.disk import OsDisk
+    from groupstate.log.reading import read_book
+    from groupstate.log.rundir import RunDir, read_run_info
+    from groupstate.log.snapshots import SnapshotInfo, write_snapshot
+
+    monkeypatch.setattr(departed, "NEWEST_IDS", 1)
+    monkeypatch.setattr(departed, "BLOCK_IDS", 2)
+    place, book = RunDir.at(driven), replayed(read_log(driven))
+    book.departed.update([(f"SECRET{number}", Phase.EVICTED) for number in range(4)])
+    info = SnapshotInfo(book.last_seq, book.last_at_ns, book.weight_version, book.lineage)
+    write_snapshot(OsDisk(), place, read_run_info(OsDisk(), place).log_id, info, encoded(capture(book)))
+    redact(driven, tmp_path / "copy")
+    kept = read_book(tmp_path / "copy")
+
+    assert kept is not None
+    assert len(kept.departed._blocks) == len(book.departed._blocks) > 2
+    assert list(kept.departed.items())[:-4] == list(replayed(read_log(tmp_path / "copy")).departed.items())
+    assert not any("SECRET" in group_id for group_id in kept.departed)
+
+
 def test_the_copy_has_waypoints_that_are_those_of_its_own_log(driven: Path, tmp_path: Path) -> None:
     from groupstate.core.folding import replayed
     from groupstate.core.snapshot import capture_live, encoded

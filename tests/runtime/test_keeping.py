@@ -10,6 +10,7 @@ import pytest
 
 import groupstate as gs
 from groupstate import CheckpointMark, Rules, open_run
+from groupstate.core.departed import Departed
 from groupstate.core.folding import replayed
 from groupstate.core.frontier import frontier
 from groupstate.core.snapshot import STATE_VERSION, BookState, Capture, capture_live, encoded, restore
@@ -206,7 +207,7 @@ async def test_snapshots_agree_with_the_replay(tmp_path: Path) -> None:
 def write_later(path: Path, seq: int) -> None:
     """A snapshot of a later version of the library, whole and unreadable."""
     place = RunDir.at(path)
-    parts = encoded(Capture(BookState(version=STATE_VERSION + 1), [], [], [], b""))
+    parts = encoded(Capture(BookState(version=STATE_VERSION + 1), [], [], Departed()))
     write_snapshot(OsDisk(), place, read_run_info(OsDisk(), place).log_id, SnapshotInfo(seq, 0, 0, 1), parts)
 
 
