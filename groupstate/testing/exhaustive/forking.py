@@ -17,6 +17,7 @@ import attrs
 import msgspec
 from sortedcontainers import SortedList
 
+from groupstate.core.departed import Departed
 from groupstate.log.memory import MemoryPayloads
 from groupstate.log.waiters import Waiters
 from groupstate.logs import Logger
@@ -142,7 +143,8 @@ def _defaults(value: Any, memo: Memo) -> Any:
     return defaultdict(value.default_factory, {key: _copy(part, memo) for key, part in value.items()})
 
 
-def _set(value: Any, memo: Memo) -> Any:
+def _copied(value: Any, memo: Memo) -> Any:
+    """By itself: all that is in it is shared."""
     return value.copy()
 
 
@@ -157,7 +159,8 @@ def _all_same(parts: Iterable[Any]) -> bool:
 _CONTAINERS: Final[dict[type, Copier]] = {
     list: _list,
     dict: _dict,
-    set: _set,
+    set: _copied,
+    Departed: _copied,
     Counter: _counter,
     SortedList: _by_dict,
     OrderedDict: _ordered,
