@@ -146,8 +146,8 @@ LOOSE_TASKS = {
     "testing/contracts/log.py": "a test looks at somebody who waits, and may cancel him",
     "integrations/slime.py": "slime calls a function for each batch, and the run outlives the call that opened it",
     "runtime/attempts.py": "a task group would wait for ever for a session that ignores its cancellation",
+    "runtime/closing.py": "a run must close to the end, whoever is cancelled while he waits for it",
     "runtime/rollout.py": "a task group for each group of sessions costs more than all else that a session does",
-    "runtime/run.py": "a run must close to the end, whoever is cancelled while he waits for it",
     "simulate/scenario.py": "a step of a scenario starts a sampler that a later step looks at",
 }
 """Files that may start a task outside a task group, with the reason."""

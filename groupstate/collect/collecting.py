@@ -132,11 +132,7 @@ async def collect(
             disk_free_min_bytes=disk_free_min_bytes,
         ) as opened:
             collection = _Collection(opened, file, groups, report)
-            ending = await collection.claim_all(stop or anyio.CancelScope())
-            if ending != "stopped":
-                file.finish()
-                # The file is there; nobody waits for what is still under way.
-                opened.hurry()
+            ending = await collection.complete(stop or anyio.CancelScope())
     return Collected(ending, collection.accepted, collection.rows, collection.progress())
 
 
@@ -192,7 +188,16 @@ class _Collection:
         self._last_failure = ""
         run.ledger.observers.append(self._note)
 
-    async def claim_all(self, stop: anyio.CancelScope) -> Ending:
+    async def complete(self, stop: anyio.CancelScope) -> Ending:
+        """Claim what is wanted, and finish the file; one that is stopped is left as it is."""
+        ending = await self._claim_all(stop)
+        if ending != "stopped":
+            self._file.finish()
+            # The file is there; nobody waits for what is still under way.
+            self._run.hurry()
+        return ending
+
+    async def _claim_all(self, stop: anyio.CancelScope) -> Ending:
         with stop:
             while self._wanted is None or self.accepted < self._wanted:
                 try:

@@ -37,14 +37,10 @@ _FINISHED, _FAILURE = _PHASE[Phase.FINISHED], _PHASE[Phase.FAILURE]
 _SAMPLED, _EVICTED, _COMMITTED = _PHASE[Phase.SAMPLED], _PHASE[Phase.EVICTED], _PHASE[Phase.COMMITTED]
 
 
-class Gathered:
-    """The tables of a run, up to the last record that was fed."""
+class Tables:
+    """What there is of a run on the page, table by table."""
 
-    def __init__(self, base: Book | None = None) -> None:
-        """
-        Args:
-            base: the book before the first record; None where the records are all that there were.
-        """
+    def __init__(self) -> None:
         self.groups = Table(
             seq="I", size="H", partition="H", dataset="I", stamp="q", cause="B", position="q", length="q"
         )
@@ -72,6 +68,27 @@ class Gathered:
         self.requeues = Table(seq="I", group="I", message="I")
         self.fenced = Table(seq="I", group="I", session="H", attempt="I", what="I")
         self.events = Table(seq="I", at_us="q")
+        self._tables: dict[str, Table] = dict(vars(self))
+        """All of these, by name."""
+
+    def since(self, seq: int) -> dict[str, Columns]:
+        """What came after event `seq`, by table."""
+        return {name: table.since(seq) for name, table in self._tables.items()}
+
+    def _flush(self) -> None:
+        for table in self._tables.values():
+            table.flush()
+
+
+class Gathered(Tables):
+    """The tables of a run, up to the last record that was fed."""
+
+    def __init__(self, base: Book | None = None) -> None:
+        """
+        Args:
+            base: the book before the first record; None where the records are all that there were.
+        """
+        super().__init__()
         self.texts = Texts()
         self.group_ids: list[str] = []
         self.prompts: list[ev.PayloadRef | None] = []
@@ -105,18 +122,6 @@ class Gathered:
         self._commits: list[tuple[int, str, tuple[str, ...]]] = []
         """Those that a mark could undo: the event, the partition, the groups."""
         self._marks: list[int] = []
-        self._tables: dict[str, Table] = {
-            "groups": self.groups,
-            "phases": self.phases,
-            "attempts": self.attempts,
-            "evictions": self.evictions,
-            "batches": self.batches,
-            "taken": self.taken,
-            "versions": self.versions,
-            "requeues": self.requeues,
-            "fenced": self.fenced,
-            "events": self.events,
-        }
         if base is not None:
             self._begin_with(base)
 
@@ -128,10 +133,6 @@ class Gathered:
         for partition, phase in zip(self.groups.columns["partition"], self._now, strict=True):
             counts.setdefault(self.partitions[partition], Counter())[PHASES[phase]] += 1
         return counts
-
-    def since(self, seq: int) -> dict[str, Columns]:
-        """What came after event `seq`, by table."""
-        return {name: table.since(seq) for name, table in self._tables.items()}
 
     def under_way(self) -> list[list[Any]]:
         """Attempts that haven't ended: group, session, attempt, its first event, worker."""
@@ -159,10 +160,6 @@ class Gathered:
         finally:
             self._flush()
         return self
-
-    def _flush(self) -> None:
-        for table in self._tables.values():
-            table.flush()
 
     def _some(self, records: Iterable[ev.Record]) -> bool:
         """Take the records in; False where there were none. A clock that is set back stands still on the page until it

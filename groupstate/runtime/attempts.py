@@ -30,7 +30,7 @@ from groupstate.logs import Logger
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.deadlines import timed_out
 from groupstate.runtime.functions import makes_coroutines
-from groupstate.runtime.ledger import DOUBLINGS_MAX, Ledger
+from groupstate.runtime.ledger import Ledger, retry_delay_s
 from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
 from groupstate.runtime.siblings import Siblings
 
@@ -274,7 +274,8 @@ class Session:
         now = group.sessions[ctx.session]
         if now.attempt != ctx.attempt + 1 or now.state != "waiting" or now.failure is None:
             return None
-        return float(ledger.rules.retry_delay_s * 2 ** min(now.tries - 2, DOUBLINGS_MAX))
+        # The one that is due counts as a try already.
+        return retry_delay_s(ledger.rules, now.tries - 1)
 
     def _wait(self, seconds: float, then: Callable[[], None]) -> None:
         self._end_wait()

@@ -21,15 +21,15 @@ from groupstate.core.held import OpenRequest
 from groupstate.core.metrics import Tally, batch_tally
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.prompt import Prompt
-from groupstate.core.rules import PerBatch
 from groupstate.core.select import is_for_now, ready_for, selected, surplus, why_held, why_not
 from groupstate.core.shelf import has_rows
-from groupstate.core.supply import admissible, forfeits, refills_now, short_of, shortage, starving
+from groupstate.core.supply import starving
 from groupstate.errors import CustomRuleError, DamagedPayload, EvictionStreak, LogFailed
 from groupstate.log.space import Space
 from groupstate.logs import Logger
 from groupstate.runtime import refusals
 from groupstate.runtime.abandoned import Abandoned
+from groupstate.runtime.admission import Admission
 from groupstate.runtime.drawing import Drawing
 from groupstate.runtime.ledger import DOOMED, SPARE, Ending, Ledger, cut
 from groupstate.runtime.session import describe
@@ -109,11 +109,10 @@ class Controller:
         self.rules = ledger.rules
         self.custom = custom
         self.drawing = Drawing(ledger, source, group_size=group_size)
+        self.admission = Admission(self, self.drawing)
         self.runner: Runner | None = None
         self.admits = False
         """A rollout is running that may be given new prompts; else only refills and shortages are drawn."""
-        self.refills_outside = False
-        """Somebody outside finds the prompts for refills, so that credit is kept for him though there is no source."""
         self.abandoned = Abandoned(self)
         self.turn: object | None = None
         """The trainer's turn that is on: the engine generates nothing until it ends."""
@@ -221,11 +220,11 @@ class Controller:
                 (
                     self._end_early(),
                     self._evict(),
-                    self._forfeit(),
-                    self._refill(),
+                    self.admission.forfeit(),
+                    self.admission.refill(),
                     self.abandoned.clear(),
                     self._serve(),
-                    self._admit(),
+                    self.admission.admit(),
                     self._refuse(),
                     self._starve(),
                 )
@@ -272,7 +271,7 @@ class Controller:
     def _evict(self) -> bool:
         if not (self._unjudged or self._aged):
             return False
-        demand = self._demand()
+        demand = self.demand()
         if self.rules.mode == "sync" and demand is None:
             return False
         candidates = [self.book.groups[g] for g in self._unjudged if g in self.book.groups]
@@ -320,64 +319,6 @@ class Controller:
             seq=seq,
         )
 
-    def _forfeit(self) -> bool:
-        found = forfeits(self.book, self.rules)
-        if found is None and self.book.credits and not self.drawing.possible and not self.refills_outside:
-            found = len(self.book.credits), "no source" if self.source is None else "source failed"
-        if found is None:
-            return False
-        self.ledger.record(ev.RefillForfeited(*found))
-        return True
-
-    def _refill(self) -> bool:
-        if not self._may_draw() or self._no_room():
-            return False
-        count = refills_now(self.book, self.rules)
-        for _ in range(count):
-            if not self.drawing.draw("refill"):
-                return True
-        return count > 0
-
-    def _admit(self) -> bool:
-        if self.closing:
-            return False
-        held = why_held(self.book, self.rules) is not None
-        reason = self._no_room() if self.drawing.possible else ""
-        if reason and reason != self.book.held_reason:
-            log.warning("nothing is drawn for want of room; see `groupstate disk`", reason=reason)
-        if not reason and held and self.admits and self.drawing.possible:
-            reason = "a group in flight is at the lag bound"
-        self._hold(reason)
-        if reason or held or not self._may_draw():
-            return False
-        urgent = max(shortage(self.book, self.rules), self._watched_shortage())
-        count = max(urgent, admissible(self.book, self.rules) if self.admits else 0)
-        for number in range(count):
-            target = self.book.weight_version if self.rules.targets_versions and number < urgent else None
-            if not self.drawing.draw("admission", target_version=target):
-                return True
-        return count > 0
-
-    def _may_draw(self) -> bool:
-        return not self.closing and self.drawing.possible and not self._is_streak()
-
-    def _no_room(self) -> str:
-        return "" if self.space is None else self.space.problem
-
-    def _watched_shortage(self) -> int:
-        """What `wait_sampleable` looks out for is drawn too, as far as admission's bounds allow."""
-        if not self.watched or refusals.unjudged_streak(self):
-            return 0
-        short = short_of(self.book, self.rules, max(self.watched))
-        if isinstance(self.rules.admission_rule, PerBatch):
-            return short
-        return min(short, admissible(self.book, self.rules))
-
-    def _hold(self, reason: str) -> None:
-        """Write down where a hold begins and where it ends, once."""
-        if reason != self.book.held_reason:
-            self.ledger.record(ev.AdmissionHeld(reason))
-
     def _starve(self) -> bool:
         if not self._published:
             return False
@@ -394,12 +335,6 @@ class Controller:
                 seq=seq,
             )
         return bool(found)
-
-    def _is_streak(self) -> bool:
-        """Group after group was evicted: nothing more is drawn until a sampler has been told."""
-        return self.streak > 0 and self.streak >= self.rules.streak_bound(
-            self._demand() or max(self.watched, default=1)
-        )
 
     def _serve(self) -> bool:
         if self._must_judge_first():
@@ -422,7 +357,7 @@ class Controller:
     def _must_judge_first(self) -> bool:
         """A source is user code: one that ended a session or published a version while it was drawn from has changed
         the book since the rules last looked, and selection must see what eviction saw."""
-        return bool(self._unjudged or self._aged) and not (self.rules.mode == "sync" and self._demand() is None)
+        return bool(self._unjudged or self._aged) and not (self.rules.mode == "sync" and self.demand() is None)
 
     def _serve_one(self, request: OpenRequest) -> bool:
         if request.partition == ev.TRAIN and self.missing:
@@ -610,7 +545,7 @@ class Controller:
         missing = sum(group.partition == partition and is_for_now(self.book, self.rules, group) for group in lacking)
         return max(0, ready_for(self.book, self.rules, partition) - missing)
 
-    def _demand(self) -> int | None:
+    def demand(self) -> int | None:
         request = self._oldest(ev.TRAIN)
         return None if request is None else request.size
 

@@ -6,7 +6,8 @@ Rule 2: what the source raises, or gives wrongly, is kept for whoever waits for 
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, encoded_prompt, prompt_length
+from groupstate.core.group import Group
+from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, decoded_prompt, encoded_prompt, prompt_length
 from groupstate.core.supply import next_dataset, next_target, refill_target
 from groupstate.errors import BadInput, DuplicateGroup, LogFailed
 from groupstate.logs import Logger
@@ -138,6 +139,20 @@ class Drawing:
         )
         self.prompts[group_id] = prompt
         return group_id
+
+    def prompt_of(self, group: Group) -> Prompt:
+        """The prompt of a group in flight.
+
+        Raises:
+            DamagedPayload: it can't be read.
+        """
+        known = self.prompts.get(group.group_id)
+        if known is not None:
+            return known
+        if group.prompt is None:
+            return Prompt(None, group.dataset, group.needed, group.group_id)
+        data = self.ledger.log.payloads.get(group.prompt)
+        return decoded_prompt(data, dataset=group.dataset, n=group.needed, group_id=group.group_id)
 
     def _target(self, partition: ev.Partition, asked: int | None) -> int | None:
         """The weight version that a group is made for; None where the rules select by nothing of the kind.

@@ -240,11 +240,11 @@ class Ledger:
         )
 
     def _retry_delay(self, group: Group, session: int) -> float | None:
-        """Seconds until the next attempt, doubled each time; None if there is none."""
+        """Seconds until the next attempt; None if there is none."""
         tries = group.sessions[session].tries
         if tries >= self.rules.attempts_max or group.group_id in self.endings or group.filled:
             return None
-        return float(self.rules.retry_delay_s * 2 ** min(tries - 1, DOUBLINGS_MAX))
+        return retry_delay_s(self.rules, tries)
 
     def _addressed(
         self, group_id: str, session: int, attempt: int, result: Literal["started", "finished", "failed"]
@@ -326,6 +326,11 @@ class Ledger:
         if weight_version > current:
             self.record(ev.WeightsPublished(weight_version, self.book.lineage))
         self.settle()
+
+
+def retry_delay_s(rules: Rules, tries: int) -> float:
+    """Seconds between the end of an attempt, of so many so far, and the next one: doubled each time."""
+    return float(rules.retry_delay_s * 2 ** min(tries - 1, DOUBLINGS_MAX))
 
 
 def cut(message: str) -> str:

@@ -6,12 +6,10 @@ keep what is posted on the caller's thread: `MemoryLog`, `FileLog(inline=True)`,
 which makes one commit of what one listing led to. One thread calls.
 
 Rule 1: a session's end is recorded only once its group's status is terminal: before that nobody knows whether its
-trajectories are all there. Then the ends of all sessions are recorded at once, in order. In a failed group a session
-without trajectories has failed: whether it ended well with none can't be told from a status.
+trajectories are all there. What the ends are is told by `reported_ends`.
 Rule 2: a listing is whole. What isn't in it any more was removed outside: a group in flight is lost by that, and one
 that was sampleable is evicted as damaged. A group in a batch may be removed at any time.
-Rule 3: what can't be true is passed over with one warning and harms no other group. A trajectory that can't be
-recorded costs its session, as that of any other session does.
+Rule 3: what can't be true is passed over with one warning and harms no other group.
 
 Refills: credit is left to the caller, who alone knows where prompts come from. `take_refills()` says how many he
 should dispatch now; as many of the next new training ids in a listing are recorded as those refills, in order. One that
@@ -21,7 +19,7 @@ were taken isn't in the log: after a run was opened again, those whose ids had n
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import attrs
@@ -31,18 +29,18 @@ from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.book import Book
 from groupstate.core.evict import Missing, reasons_of
 from groupstate.core.explain import Explanation
-from groupstate.core.group import SETTLED, Group
+from groupstate.core.group import Group
 from groupstate.core.phases import TERMINAL, Phase
 from groupstate.core.rules import Rules
 from groupstate.core.select import at_lag_bound
 from groupstate.core.supply import refill_room
-from groupstate.errors import BadSettings, LogError, LogFailed, MissingMetric, UnusableResult
+from groupstate.errors import BadSettings, LogError, LogFailed, MissingMetric
 from groupstate.log.port import EventLog
 from groupstate.logs import Logger
 from groupstate.runtime import recovery
 from groupstate.runtime.controller import Claim, Controller, Waiter
 from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
-from groupstate.runtime.ledger import MESSAGE_CHARS_MAX, Ledger
+from groupstate.runtime.ledger import Ledger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.refusals import why_never
 from groupstate.runtime.reported import (
@@ -51,12 +49,12 @@ from groupstate.runtime.reported import (
     Listing,
     Mark,
     Reported,
-    ReportedRow,
     RowKey,
     malformed,
     mark_of,
-    record_of_row,
 )
+from groupstate.runtime.reported import ReportedRow as ReportedRow  # Whoever makes a listing imports all from here.
+from groupstate.runtime.reported_ends import record_ends, record_loss, record_starts
 from groupstate.runtime.sampler import Sampler
 
 log = Logger("groupstate.observed")
@@ -149,7 +147,7 @@ class StatusFeed:
         """Refills that were taken and whose ids have not shown up."""
         self._in_vain: tuple[int, int, str] | None = None
         """The latest `sample_now` that had nothing to give: last event, groups, partition."""
-        controller.refills_outside = True
+        controller.admission.refills_outside = True
         ledger.observers.append(self._note)
 
     @classmethod
@@ -270,9 +268,9 @@ class StatusFeed:
             group = self.book.groups[group_id]
         if report.status in ENDED:
             seen.keys = frozenset(report.rows)
-            self._end(group, report)
+            record_ends(self.ledger, group, report)
         elif report.status == "running":
-            self._start(group)
+            record_starts(self.ledger, group)
         elif group.phase is Phase.RUNNING:
             return "it is reported as pending, and was running"
         return ""
@@ -297,72 +295,6 @@ class StatusFeed:
             self._taken -= 1
         if refills and not fits:
             self.ledger.record(ev.RefillForfeited(1, "it came without a place, or with another size"))
-
-    def _start(self, group: Group) -> None:
-        for number, session in enumerate(group.sessions):
-            if session.state == "waiting":
-                self.ledger.record(ev.SessionStarted(group.group_id, number, session.attempt, observed=True))
-
-    def _end(self, group: Group, report: Reported) -> None:
-        """Record how every session ended, as far as the status and the trajectories tell."""
-        self._start(group)
-        by_session: dict[int, dict[int, ReportedRow]] = {}
-        for session, index in sorted(report.rows):
-            by_session.setdefault(session, {})[index] = report.rows[session, index]
-        more = max(report.size or 0, max(by_session, default=-1) + 1)
-        if more > group.size or report.size not in (None, group.size):
-            text = "trajectories of sessions beyond are left out"
-            log.warning("a group has another size than it was submitted with", group=group.group_id,
-                        submitted=group.size, reported=more, consequence=text)  # fmt: skip
-        ends = [
-            self._ending(group, number, by_session.get(number, {}), report.status)
-            for number, session in enumerate(group.sessions)
-            if session.state not in SETTLED
-        ]
-        failed = any(session.state == "failed" for session in group.sessions)
-        if report.status == "failure" and not failed and all(isinstance(end, ev.SessionFinished) for end in ends):
-            text = "its group is reported as failed, and every session has trajectories: the last one is taken to have"
-            log.warning("a failed group has trajectories of every session", group=group.group_id, consequence=text)
-            ends[-1] = _failure(group, ends[-1].session, "error", text)
-        for end in ends:
-            self._record_end(group, end)
-
-    def _ending(
-        self, group: Group, number: int, rows: Mapping[int, ReportedRow], status: str
-    ) -> ev.SessionFinished | ev.SessionFailed:
-        if not rows and status == "failure":
-            return _failure(group, number, "error", "its group is reported as failed, and it has no trajectory")
-        if not rows and self.rules.empty_session == "fail":
-            return _failure(group, number, "empty", "its group is reported as finished, and it has no trajectory")
-        who = f"of session {number} of group {group.group_id!r}"
-        try:
-            records = tuple(record_of_row(index, row, f"trajectory {index} {who}") for index, row in rows.items())
-        except UnusableResult as error:
-            log.warning(
-                "a reported trajectory is unusable",
-                group=group.group_id,
-                session=number,
-                attempt=group.sessions[number].attempt,
-                error=str(error),
-            )
-            return _failure(group, number, "refused", str(error))
-        return ev.SessionFinished(group.group_id, number, group.sessions[number].attempt, records, observed=True)
-
-    def _record_end(self, group: Group, end: ev.SessionFinished | ev.SessionFailed) -> None:
-        try:
-            self.ledger.record(end)
-        except LogFailed:
-            raise
-        except LogError as error:
-            # Nothing was written: what got past the door can't be kept, and that is this session's failure alone.
-            log.warning(
-                "a reported session can't be kept",
-                group=group.group_id,
-                session=end.session,
-                attempt=end.attempt,
-                error=str(error),
-            )
-            self.ledger.record(_failure(group, end.session, "refused", str(error)))
 
     def _after_end(self, group_id: str, group: Group | None, report: Reported, seen: _Seen) -> str:
         """A report of a group that has ended here: what is new of it comes too late."""
@@ -397,9 +329,7 @@ class StatusFeed:
             return
         if group.in_flight:
             log.warning("a group in flight was removed outside", group=group_id)
-            for number, session in enumerate(group.sessions):
-                if session.state not in SETTLED:
-                    self.ledger.record(_failure(group, number, "lost", "its group was removed outside"))
+            record_loss(self.ledger, group, "its group was removed outside")
             group = self.book.groups[group_id]
         else:
             self._damaged(group, "it was removed outside")
@@ -600,11 +530,6 @@ class StatusFeed:
             self.ledger.record(ev.RefillForfeited(count, reason))
             self.ledger.settle()
         return count
-
-
-def _failure(group: Group, number: int, failure: ev.FailureKind, message: str) -> ev.SessionFailed:
-    text, attempt = message[:MESSAGE_CHARS_MAX], group.sessions[number].attempt
-    return ev.SessionFailed(group.group_id, number, attempt, failure, text, observed=True)
 
 
 def _sampled(claim: Claim) -> Sampled:

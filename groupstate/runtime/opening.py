@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import anyio
-import anyio.from_thread
 
 from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.custom import CustomRule
@@ -28,6 +27,7 @@ from groupstate.log.port import Durability, EventLog
 from groupstate.log.retention import Keep, checked_keep
 from groupstate.log.rundir import RunDir
 from groupstate.runtime import options, recovery
+from groupstate.runtime.beside import running
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.keeping import EVENTS_PER_SNAPSHOT, Keeping, checked_events
 from groupstate.runtime.ledger import Ledger
@@ -37,9 +37,9 @@ from groupstate.runtime.run import Run
 from groupstate.runtime.session import SessionFunction
 from groupstate.runtime.settings import load_function
 from groupstate.runtime.sharing import sharable
-from groupstate.runtime.signals import close_on_signal, signals_named
+from groupstate.runtime.signals import signals_named
 from groupstate.runtime.source_identity import check_same, identity
-from groupstate.runtime.sources import as_source
+from groupstate.runtime.sources import Source, as_source
 from groupstate.runtime.tracking import TrackBy, Tracker, Tracking, exit_code_of
 
 
@@ -140,77 +140,45 @@ async def open_run(
         await tracking.start()
         if event_log is None:
             event_log = _open_log(path, durability, keep_log, take_over, disk_bytes_max, disk_free_min_bytes)
-        elif path is not None:
-            raise BadSettings(f"both path {str(path)!r} and a log are given; a run is kept in one of them")
-        elif (disk_bytes_max, disk_free_min_bytes, keep_log) != (None, None, "all"):
-            raise BadSettings(
-                "disk_bytes_max, disk_free_min_bytes and keep_log are the log's; give them to the log that you made"
-            )
+        else:
+            _check_beside_log(path, keep_log, disk_bytes_max, disk_free_min_bytes)
         ledger, custom = _ledger(event_log, rules, selection, group_size, clock_ns)
-        prompts = sharable(ledger.rules, ledger.book, prompts)
-        controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
-        controller.space = getattr(event_log, "space", None)
-        rollout = None
-        if session is not None:
-            rollout = Rollout(
-                controller, session, engine=engine, params=params or SamplingParams(), cancel_grace_s=cancel_grace_s
-            )
+        controller = _controller(ledger, custom, prompts, group_size)
+        rollout = _rollout(controller, session, engine, params, cancel_grace_s)
         run = Run(ledger, controller, rollout, engine, grace_s)
         Keeping(ledger, events=snapshot_events)
-        if prompts is not None and not source_changed:
-            check_same(ledger.book, prompts)
+        if controller.source is not None and not source_changed:
+            check_same(ledger.book, controller.source)
         _begin(run, event_log, weight_version, resume_at, on_rewind, seed)
         run._compare_engine()
         run._track_with(tracking)
     except BaseException as error:
-        try:
-            if event_log is not None:
-                with anyio.CancelScope(shield=True):
-                    await event_log.aclose()
-        finally:
-            await tracking.finish(exit_code_of(error, tracking.signal))
+        await _give_up(error, event_log, tracking)
         raise
+    async with _finishing(tracking, run), running(run, signals):
+        yield run
+
+
+async def _give_up(error: BaseException, event_log: EventLog | None, tracking: Tracking) -> None:
+    """Close what is open already, since there will be no run to close it."""
     try:
-        async with _running(run, signals):
-            yield run
+        if event_log is not None:
+            with anyio.CancelScope(shield=True):
+                await event_log.aclose()
+    finally:
+        await tracking.finish(exit_code_of(error, tracking.signal))
+
+
+@contextlib.asynccontextmanager
+async def _finishing(tracking: Tracking, run: Run) -> AsyncIterator[None]:
+    """Finish the trackers once the run has closed; they are told how it ended."""
+    try:
+        yield
     except BaseException as error:
         on_purpose = run.final_mark is not None
         await tracking.finish(exit_code_of(error, tracking.signal, closed_on_purpose=on_purpose))
         raise
     await tracking.finish(0)
-
-
-@contextlib.asynccontextmanager
-async def _running(run: Run, signals: Sequence[signal.Signals]) -> AsyncIterator[None]:
-    """All that runs beside the block of a run; in the end the run is closed.
-
-    Raises:
-        What the block raised, or the closing, or what nobody was told of.
-    """
-    failure: BaseException | None = None
-    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
-        run.portal = portal
-        tasks.start_soon(run._watch_log)
-        if signals:
-            await tasks.start(close_on_signal, run, signals)
-        if (space := run._controller.space) is not None:
-            tasks.start_soon(run._watch_space, space)
-        if run.deadlines.needed:
-            tasks.start_soon(run.deadlines.run)
-        if run._rollout is not None:
-            tasks.start_soon(run._run_rollout)
-        try:
-            yield
-        except BaseException as error:
-            # Raised again below, outside of the task groups, which would wrap it.
-            failure = error
-            run.hurry()
-        came = await run.close_whatever_comes("closed" if failure is None else type(failure).__name__)
-        failure = failure or came
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    run._raise_untold()
 
 
 def _need_asyncio() -> None:
@@ -263,6 +231,18 @@ def _open_log(
     )
 
 
+def _check_beside_log(
+    path: str | Path | None, keep: Keep, disk_bytes_max: int | None, disk_free_min_bytes: int | None
+) -> None:
+    """Raises BadSettings where a log is given, and beside it what would be said of one that is opened here."""
+    if path is not None:
+        raise BadSettings(f"both path {str(path)!r} and a log are given; a run is kept in one of them")
+    if (disk_bytes_max, disk_free_min_bytes, keep) != (None, None, "all"):
+        raise BadSettings(
+            "disk_bytes_max, disk_free_min_bytes and keep_log are the log's; give them to the log that you made"
+        )
+
+
 def _ledger(
     event_log: EventLog,
     rules: Rules | None,
@@ -285,6 +265,28 @@ def _ledger(
         ledger.rules = ledger.rules.changed(selection=path)
     _check_size(ledger.rules, group_size)
     return ledger, selection or own_selection(ledger.rules)
+
+
+def _controller(ledger: Ledger, custom: CustomRule | None, prompts: Source | None, group_size: int) -> Controller:
+    """With the prompts as the rules have them drawn, and with what says how much room the log has."""
+    prompts = sharable(ledger.rules, ledger.book, prompts)
+    controller = Controller(ledger, prompts, group_size=group_size, custom=custom)
+    controller.space = getattr(ledger.log, "space", None)
+    return controller
+
+
+def _rollout(
+    controller: Controller,
+    session: SessionFunction | None,
+    engine: Engine | None,
+    params: SamplingParams | None,
+    cancel_grace_s: float,
+) -> Rollout | None:
+    """What runs the sessions; None where the caller dispatches them."""
+    if session is None:
+        return None
+    params = params or SamplingParams()
+    return Rollout(controller, session, engine=engine, params=params, cancel_grace_s=cancel_grace_s)
 
 
 def own_selection(rules: Rules) -> CustomRule | None:

@@ -15,7 +15,6 @@ import anyio
 from groupstate.core import events as ev
 from groupstate.core.group import Group
 from groupstate.core.phases import Phase
-from groupstate.core.prompt import Prompt, decoded_prompt
 from groupstate.engines.port import Engine, Mortal, SamplingParams
 from groupstate.engines.tasks import settled
 from groupstate.errors import DamagedPayload
@@ -152,7 +151,7 @@ class Rollout:
         if self._siblings.get(group.group_id) is not siblings:
             return  # it started over, or ended, before this had its first step
         try:
-            prompt = self._prompt(group)
+            prompt = self._controller.drawing.prompt_of(group)
         except DamagedPayload as error:
             del self._siblings[group.group_id]
             self._controller.fail_unreadable(group, error)
@@ -173,12 +172,3 @@ class Rollout:
                 # started over meanwhile, its ending is the matter of whoever runs it now.
                 self._ledger.end(group.group_id, ending)
             self._controller.changed.set()
-
-    def _prompt(self, group: Group) -> Prompt:
-        known = self._controller.prompts.get(group.group_id)
-        if known is not None:
-            return known
-        if group.prompt is None:
-            return Prompt(None, group.dataset, group.needed, group.group_id)
-        data = self._ledger.log.payloads.get(group.prompt)
-        return decoded_prompt(data, dataset=group.dataset, n=group.needed, group_id=group.group_id)

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import anyio
-import anyio.abc
 import anyio.from_thread
-import anyio.to_thread
 
 from groupstate.batch import Batch
 from groupstate.core import events as ev
@@ -20,23 +18,20 @@ from groupstate.core.arguments import boolean, integer, integer_or_none, string
 from groupstate.core.book import Book
 from groupstate.core.explain import Explanation
 from groupstate.core.frontier import FrontierTracker, SourceFrontier
-from groupstate.core.held import DISK_HOLD
 from groupstate.core.phases import Phase
-from groupstate.core.prompt import Prompt, as_prompt, decoded_prompt
+from groupstate.core.prompt import Prompt, as_prompt
 from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine, SamplingParams, Weights
 from groupstate.errors import (
     BadSettings,
     DamagedPayload,
-    GroupstateError,
     IllegalTransition,
     LogFailed,
-    RolloutDied,
     RunIsClosed,
 )
-from groupstate.log.space import LOOK_EVERY_NS, Space
 from groupstate.logs import Logger
 from groupstate.runtime import recovery
+from groupstate.runtime.closing import Closing
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.handles import GroupHandle
@@ -44,16 +39,12 @@ from groupstate.runtime.ledger import CANCELLED, Ledger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
 from groupstate.runtime.sampler import Sampler, check_partition
-from groupstate.runtime.session import describe
 from groupstate.runtime.tracking import TrackerState, Tracking
 from groupstate.runtime.turns import TrainerTurn
 from groupstate.runtime.validation import validated
 
 T = TypeVar("T")
 log = Logger("groupstate.run")
-
-NEVER = 2**62
-"""A number that no event of a log will have."""
 
 
 class Run:
@@ -73,23 +64,14 @@ class Run:
             now=asyncio.get_running_loop().time,
             runs_here=lambda group_id: rollout is not None and rollout.runs(group_id),
         )
-        self._grace_s = grace_s
+        self._closing = Closing(ledger, controller, rollout, grace_s)
         self._thread = threading.get_ident()
         self._publishing = anyio.Lock()
         """One publication at a time, or the engine could end with other weights than the run says."""
         self._engine_told = False
         """Whether it was said that the engine has other weights."""
-        self._closing: asyncio.Task[None] | None = None
-        self._close_told = False
-        self._log_gone = False
-        self._left = False
-        """The block of `open_run` was left, so that nothing more comes from there."""
-        self.final_mark: CheckpointMark | None = None
-        """The mark that the closing made (`close(mark=True)`, `close_on`); None if it made none."""
         self._tracking = Tracking()
         self._frontier: FrontierTracker | None = None
-        self._rollout_scope = anyio.CancelScope()
-        self._rollout_ended = anyio.Event()
         self.portal: anyio.from_thread.BlockingPortal | None = None
         """Runs functions on the run's event loop, from other threads."""
 
@@ -155,6 +137,11 @@ class Run:
     def trackers(self) -> tuple[TrackerState, ...]:
         """What became of the calls to each tracker, in their order."""
         return self._tracking.states()
+
+    @property
+    def final_mark(self) -> CheckpointMark | None:
+        """The mark that the closing made (`close(mark=True)`, `close_on`); None if it made none."""
+        return self._closing.final_mark
 
     # Driving -----------------------------------------------------------------------------------------
 
@@ -241,7 +228,7 @@ class Run:
             handles = []
             for group in groups:
                 try:
-                    prompt = self._prompt_of(group.group_id)
+                    prompt = self._controller.drawing.prompt_of(group)
                 except DamagedPayload as error:
                     self._controller.fail_unreadable(group, error)
                 else:
@@ -249,16 +236,6 @@ class Run:
             return handles
 
         return self.in_loop(look)
-
-    def _prompt_of(self, group_id: str) -> Prompt:
-        known = self._controller.prompts.get(group_id)
-        if known is not None:
-            return known
-        group = self.book.group(group_id)
-        if group.prompt is None:
-            return Prompt(None, group.dataset, group.needed, group_id)
-        data = self.ledger.log.payloads.get(group.prompt)
-        return decoded_prompt(data, dataset=group.dataset, n=group.needed, group_id=group_id)
 
     async def wait_changed(self) -> None:
         """Wait until something has happened in the run.
@@ -463,78 +440,11 @@ class Run:
         """
         string("reason", reason)
         boolean("mark", mark)
-        if self._closing is None:
-            self._controller.closing = True
-            # A task of its own: a closing that was cut short would leave the lock behind, or events unkept.
-            self._closing = asyncio.ensure_future(self._close(reason, mark=mark))
-        await asyncio.wait({self._closing})
-        if not self._close_told:
-            self._close_told = True
-            self._closing.result()
-
-    async def _close(self, reason: str, *, mark: bool) -> None:
-        try:
-            if not isinstance(self._controller.dead, LogFailed):
-                self._controller.settle()
-            with anyio.move_on_after(self._grace_s):
-                while self._may_yet_end(batches=mark):
-                    await self._controller.changed.wait()
-            if self._rollout is not None:
-                self._rollout_scope.cancel()
-                await self._rollout_ended.wait()
-            if not isinstance(self._controller.dead, LogFailed):
-                self._put_back(reason, mark=mark)
-                # The end of a run says that all of it is kept, so it waits to know.
-                await self.ledger.log.durable(self.book.last_seq)
-        finally:
-            self._log_gone = True
-            self._controller.changed.set()
-            await self.ledger.log.aclose()
-
-    async def close_whatever_comes(self, reason: str) -> BaseException | None:
-        """Close, and wait for it though cancelled; what came of it, if it wasn't well."""
-        came: BaseException | None = None
-        self._left = True
-        self._controller.changed.set()
-        with anyio.CancelScope(shield=True):
-            while self._closing is None or not self._closing.done() or not self._close_told:
-                try:
-                    await self.close(reason)
-                except (GroupstateError, asyncio.CancelledError) as error:
-                    came = error
-        return came
-
-    def _may_yet_end(self, *, batches: bool) -> bool:
-        """Something is under way that the grace is for: sessions, and `batches` that somebody may yet commit."""
-        if batches and self.book.batches and not self._left and not isinstance(self._controller.dead, LogFailed):
-            return True
-        return self._rollout is not None and self._rollout.busy and not self._rollout_ended.is_set()
-
-    def _put_back(self, reason: str, *, mark: bool) -> None:
-        """Groups still under way start over when the run is opened again."""
-        for group in list(self.book.in_phase(Phase.RUNNING)):
-            self.ledger.record(ev.GroupRequeued(group.group_id, f"the run closed: {reason}"))
-        if mark:
-            self.final_mark = recovery.mark(self.ledger, reason)
-        self.ledger.record(ev.RunClosed(reason))
+        await self._closing.close(reason, mark=mark)
 
     def hurry(self) -> None:
         """Give sessions no time to end when the run closes."""
-        self._grace_s = 0.0
-
-    def _raise_untold(self) -> None:
-        """Raise the rollout's death if no sampler was told of it.
-
-        Raises:
-            RolloutDied: it died and nobody waited.
-            LogFailed: the log failed and nobody waited.
-        """
-        dead = self._controller.dead
-        if dead is None or self._controller.death_told:
-            return
-        if isinstance(dead, LogFailed):
-            raise dead
-        raise RolloutDied(f"the rollout died while nobody waited for it: {describe(dead)}") from dead
+        self._closing.hurry()
 
     # Inside ------------------------------------------------------------------------------------------
 
@@ -557,7 +467,7 @@ class Run:
         return seq
 
     def _need_log(self, tried: str) -> None:
-        if self._log_gone:
+        if self._closing.log_gone:
             raise RunIsClosed(f"cannot {tried}: the run is closed; open it again")
 
     def _need_sound_log(self) -> None:
@@ -567,52 +477,6 @@ class Run:
     def _need_open(self, tried: str) -> None:
         if self._controller.closing:
             raise RunIsClosed(f"cannot {tried}: the run is closing; open it again")
-
-    async def _watch_log(self) -> None:
-        """Wait for the log to fail, and tell whoever waits: nobody else may be writing."""
-        try:
-            await self.ledger.log.durable(NEVER)
-        except LogFailed as error:
-            if self._closing is None:
-                log.error("the log failed", error=str(error))
-                self._controller.die(error)
-
-    async def _watch_space(self, space: Space) -> None:
-        """Once a second see whether there is room again: while nothing is drawn, nothing may be written either."""
-        while not self._controller.closing:
-            await anyio.sleep(LOOK_EVERY_NS / 1e9)
-            if space.problem and self.ledger.log.payloads.blocks:
-                await anyio.to_thread.run_sync(space.look)
-            elif space.problem:
-                space.look()
-            held = self.book.held_reason
-            if space.problem != (held if held.startswith(DISK_HOLD) else ""):
-                self._controller.settle()
-
-    async def _run_rollout(self) -> None:
-        """Run the rollout until the run closes; its death reaches every waiting sampler."""
-        assert self._rollout is not None
-        self._controller.admits = True
-        try:
-            with self._rollout_scope:
-                self._controller.settle()
-                await self._rollout.run()
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as error:
-            cause = _first_cause(error)
-            log.error("the rollout died", error=describe(cause))
-            self._controller.die(cause)
-        finally:
-            self._controller.admits = False
-            self._rollout_ended.set()
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """The first error inside of the groups that task groups make."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _check_id(group_id: str) -> None:

@@ -151,7 +151,7 @@ class Sampler:
             now_ns=self._ledger.clock_ns(),
             has_source=self._controller.source is not None,
             dispatches=self._controller.admits,
-            observed=self._controller.refills_outside,
+            observed=self._controller.admission.refills_outside,
         )
         if told := last_failure(self._controller, dict(explanation.evicted)):
             explanation = attrs.evolve(explanation, last_failure=told)

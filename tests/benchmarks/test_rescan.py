@@ -20,6 +20,7 @@ from groupstate.errors import BadSettings
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime import controller as controller_module
 from groupstate.runtime import recovery
+from groupstate.runtime.admission import Admission
 from groupstate.runtime.controller import Controller, Waiter
 from groupstate.runtime.ledger import CANCELLED, Ledger
 from groupstate.runtime.sources import ListSource
@@ -78,7 +79,7 @@ class Watched(Controller):
         done = super()._evict()
         evicted = {
             (e.group_id, e.reasons, e.lag, e.credit, e.shared_value, e.message)
-            for e in self._since(first, ev.GroupEvicted)
+            for e in since(self.ledger, first, ev.GroupEvicted)
         }
         assert evicted == (
             {(e.group_id, e.reasons, e.lag, e.credit, e.shared_value, e.message) for e in expected.evictions}
@@ -89,34 +90,44 @@ class Watched(Controller):
         self.found["missing"] += len(expected.missing)
         return done
 
-    def _refill(self) -> bool:
-        expected = rescan(self.book, self.rules).refills
-        may, first = self._may_draw(), self.book.last_seq + 1
-        done = super()._refill()
-        refills = [e for e in self._since(first, ev.GroupSubmitted) if e.cause == "refill"]
-        assert len(refills) == (expected if may else 0) or self.book.source_exhausted
-        self.found["refills"] += len(refills)
-        return done
-
     def _serve(self) -> bool:
         self.compare()
         expected = rescan(self.book, self.rules)
         first = self.book.last_seq + 1
         done = super()._serve()
         served: dict[str, tuple[int, tuple[str, ...]]] = {}
-        for event in self._since(first, ev.BatchSampled):
+        for event in since(self.ledger, first, ev.BatchSampled):
             served.setdefault(event.partition, (event.request, event.group_ids))
         if self.missing:
             assert ev.TRAIN not in served
             return done
         assert sorted(served.values()) == sorted((request, names) for request, names, _ in expected.picks)
-        discarded = {e.group_id for e in self._since(first, ev.GroupEvicted)}
+        discarded = {e.group_id for e in since(self.ledger, first, ev.GroupEvicted)}
         assert discarded >= {name for _, _, rest in expected.picks for name in rest}
         self.found.update(served=len(served), surplus=len(discarded))
         return done
 
-    def _since(self, first: int, kind: type[Any]) -> list[Any]:
-        return [record.event for record in self.ledger.log.read(first) if isinstance(record.event, kind)]
+
+class WatchedAdmission(Admission):
+    """The same of refills."""
+
+    def __init__(self, controller: Watched) -> None:
+        super().__init__(controller, controller.drawing)
+        self.watched = controller
+
+    def refill(self) -> bool:
+        controller = self.watched
+        expected = rescan(controller.book, controller.rules).refills
+        may, first = self.may_draw(), controller.book.last_seq + 1
+        done = super().refill()
+        refills = [e for e in since(controller.ledger, first, ev.GroupSubmitted) if e.cause == "refill"]
+        assert len(refills) == (expected if may else 0) or controller.book.source_exhausted
+        controller.found["refills"] += len(refills)
+        return done
+
+
+def since(ledger: Ledger, first: int, kind: type[Any]) -> list[Any]:
+    return [record.event for record in ledger.log.read(first) if isinstance(record.event, kind)]
 
 
 class History:
@@ -128,6 +139,7 @@ class History:
         self.ledger = Ledger(MemoryLog(), self.rules)
         source = ListSource([f"prompt {number}" for number in range(self.random.choice([0, 5, 60]))])
         self.controller = Watched(self.ledger, source, group_size=2)
+        self.controller.admission = WatchedAdmission(self.controller)
         self.controller.found = Counter()
         self.controller.admits = self.random.random() < 0.3
         self.waiters: list[Waiter] = []

@@ -11,7 +11,7 @@ from groupstate.engines.scripted import ScriptedEngine
 from groupstate.engines.torch import TorchEngine
 from groupstate.engines.transformer import Transformer, TransformerConfig
 from groupstate.testing.contracts import EngineContract, EngineKind
-from groupstate.testing.contracts.engine import CONTEXT, VOCABULARY
+from groupstate.testing.contracts.engine_kind import CONTEXT, VOCABULARY
 
 CONFIG = TransformerConfig(vocabulary_size=VOCABULARY, context=CONTEXT, width=8, layers=1, heads=2)
 

@@ -11,7 +11,7 @@ from groupstate.engines.openai import OpenAIEngine
 from groupstate.engines.port import Generation, Request
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable
 from groupstate.testing.contracts import EngineContract, EngineKind
-from groupstate.testing.contracts.engine import CONTEXT, ask, slots, wait_first_token
+from groupstate.testing.contracts.engine_kind import CONTEXT, ask, slots, wait_first_token
 from tests.engines.http_server import HttpServer
 
 GONE_S = 1.0

@@ -168,7 +168,7 @@ def test_a_wait_that_nothing_will_end(monkeypatch):
 
 
 def test_rules_that_leave_something_undone(monkeypatch):
-    monkeypatch.setattr(Controller, "settle", lambda self: self._evict() or self._forfeit())
+    monkeypatch.setattr(Controller, "settle", lambda self: self._evict() or self.admission.forfeit())
 
     assert found(ONE, "unsettled") == ("submit g1/1", "fail g1.0 error")
 

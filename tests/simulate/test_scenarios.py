@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from groupstate.errors import LogFailed
+from groupstate.runtime.closing import Closing
 from groupstate.runtime.run import Run
 from groupstate.simulate.kinds import MalformedScenario
 from groupstate.simulate.scenario import StepFailed, main_paths, play
@@ -416,10 +417,10 @@ def test_an_error_of_the_librarys_own_is_shown_with_where_it_came_from(
 
 
 def test_what_goes_wrong_when_the_run_ends_is_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(run: Run, reason: str, *, mark: bool) -> None:
+    def broken(closing: Closing, reason: str, *, mark: bool) -> None:
         raise LogFailed("no room")
 
-    monkeypatch.setattr(Run, "_put_back", broken)
+    monkeypatch.setattr(Closing, "_put_back", broken)
 
     with pytest.raises(StepFailed, match=r"step 1 \{ submit = 'a' \}: raised LogFailed: no room"):
         play(scenario({"submit": "a"}))

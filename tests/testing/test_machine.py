@@ -287,7 +287,7 @@ class LagOfOne(GroupMachine):
         ("groupstate.core.evict", "is_stale", lambda group, lag, rules: lag >= 1),
         ("groupstate.core.evict", "credit_of", lambda reasons, rules, *, unmet: len(reasons)),
         ("groupstate.runtime.ledger", "fence_reason", lambda *_: "gone"),
-        ("groupstate.runtime.controller", "forfeits", lambda book, rules: None),
+        ("groupstate.runtime.admission", "forfeits", lambda book, rules: None),
     ],
     ids=["bound off by one", "a credit per reason", "fences wrongly", "never forfeits"],
 )

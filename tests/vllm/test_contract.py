@@ -13,7 +13,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from groupstate.engines.port import Request
 from groupstate.engines.vllm import VllmEngine
 from groupstate.testing.contracts import EngineContract
-from groupstate.testing.contracts.engine import Make, closing
+from groupstate.testing.contracts.engine_kind import Make, closing
 from tests.vllm import engines, tiny_model
 
 

@@ -23,7 +23,7 @@ from groupstate.engines.port import Generation, InFlight, Request, SamplingParam
 from groupstate.errors import EngineDied, EngineError, EngineUnavailable, RequestRefused
 from groupstate.runtime.sources import as_source
 from groupstate.testing.contracts import EngineContract
-from groupstate.testing.contracts.engine import Make, check, closing
+from groupstate.testing.contracts.engine_kind import Make, check, closing
 from tests.vllm import tiny_model
 from tests.vllm.test_soak import GROWTH_MAX_BYTES, Soak
 from tests.vllm.tiny_model import CONTEXT, VOCABULARY

@@ -19,7 +19,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from groupstate.engines.port import Generation, InFlight, Request, SamplingParams
 from groupstate.engines.vllm import VllmEngine
 from groupstate.errors import EngineDied, EngineError
-from groupstate.testing.contracts.engine import Make, closing
+from groupstate.testing.contracts.engine_kind import Make, closing
 from tests.vllm.engines import requests_left, token_count, wait_tokens
 from tests.vllm.tiny_model import state_dict
 

@@ -16,10 +16,11 @@ except ModuleNotFoundError as error:
     raise MissingExtra("groupstate.testing.contracts", "pytest and pytest-asyncio", "testing") from error
 
 # Before they are imported, so that a failing assertion says what it compared.
-for _name in ("engine", "log", "payloads", "selection", "eviction"):
+for _name in ("engine", "engine_kind", "log", "payloads", "selection", "eviction"):
     pytest.register_assert_rewrite(f"{__name__}.{_name}")
 
-from groupstate.testing.contracts.engine import EngineContract, EngineKind  # noqa: E402
+from groupstate.testing.contracts.engine import EngineContract  # noqa: E402
+from groupstate.testing.contracts.engine_kind import EngineKind  # noqa: E402
 from groupstate.testing.contracts.eviction import EvictionContract  # noqa: E402
 from groupstate.testing.contracts.log import LogContract  # noqa: E402
 from groupstate.testing.contracts.payloads import PayloadStoreContract  # noqa: E402

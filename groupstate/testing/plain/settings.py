@@ -18,6 +18,19 @@ SETTINGS = 48
 
 METRIC = "acc"
 
+ADMISSIONS: Final[tuple[Any, ...]] = (
+    None,
+    PerBatch(warmup=0),
+    PerBatch(warmup=2),
+    Slots(n=2),
+    Slots(n=3, ready_max=2),
+    Slots(n=4, ready_max=1),
+    Capacity(lag_max=0),
+    Capacity(lag_max=1),
+    Capacity(lag_max=2, in_flight_max=2),
+)
+"""The first is the plain one."""
+
 
 class Tape:
     """Choices, made by the digits of a number or by number after number."""
@@ -32,20 +45,6 @@ class Tape:
 
     def one_of(self, options: Sequence[Any]) -> Any:
         return options[self.upto(len(options))]
-
-
-ADMISSIONS: Final[tuple[Any, ...]] = (
-    None,
-    PerBatch(warmup=0),
-    PerBatch(warmup=2),
-    Slots(n=2),
-    Slots(n=3, ready_max=2),
-    Slots(n=4, ready_max=1),
-    Capacity(lag_max=0),
-    Capacity(lag_max=1),
-    Capacity(lag_max=2, in_flight_max=2),
-)
-"""The first is the plain one."""
 
 
 def rules_of(numbers: Sequence[int], given: Mapping[str, Any] = MappingProxyType({})) -> Rules | None:
