@@ -192,9 +192,11 @@ class Witness:
         gone = {group for group, phase in book.departed.items() if phase == "committed"}
         out = {number: tuple(batch.group_ids) for number, batch in book.batches.items()}
         rewound = self.trained.rewound_to
-        self.trained = Trained(out, [], gone, dict(out), set(), rewound, {mark.seq for mark in book.marks})
-        # Aside are those whose commit may yet be undone: by the marks that are kept.
-        self.trained.committed |= set(book.aside)
+        # Aside are those whose commit may yet be undone: by the marks that are kept. Of their batches nothing is known.
+        undoable = [(seq, 0, (group,)) for seq, group in book.committed_at]
+        assert {group for _, _, (group,) in undoable} == set(book.aside)
+        marks = {mark.seq for mark in book.marks}
+        self.trained = Trained(out, undoable, gone | set(book.aside), dict(out), set(), rewound, marks)
         self._check_old(book)
 
     def _check_old(self, book: Book) -> None:
