@@ -241,3 +241,22 @@ def test_a_validation_group_at_the_bound_is_named_to_who_waits_for_validation() 
         "group 'v' at the lag bound must end before anything is sampled (on_stale='wait')"
         in explained(story, partition="val").unblocked_by
     )
+
+
+def test_who_only_observes_is_told_what_must_happen_outside() -> None:
+    story = play("submit a/1", "submit v/1 partition=val", "sample 3")
+
+    assert explained(story, observed=True).unblocked_by == (
+        "groups in flight must be listed as ended, or not be listed any more, which gives them up",
+        "only prompts that are dispatched outside can supply the missing 2 groups",
+    )
+
+
+def test_who_only_observes_is_told_nothing_of_groups_of_another_partition() -> None:
+    training = play("submit v/1 partition=val", "sample 1")
+    validation = play("submit v/1 partition=val", "sample 1 partition=val")
+
+    missing = ("only prompts that are dispatched outside can supply the missing 1 group",)
+    listed = ("groups in flight must be listed as ended, or not be listed any more, which gives them up",)
+    assert explained(training, observed=True).unblocked_by == missing
+    assert explained(validation, partition="val", observed=True).unblocked_by == listed
