@@ -4,7 +4,6 @@ Rule: the book just before the batch was sampled says what there was to choose f
 """
 
 import os
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 import attrs
@@ -17,14 +16,12 @@ from groupstate.core.phases import TERMINAL
 from groupstate.core.rules import Rules, known_rules
 from groupstate.core.select import is_for_now
 from groupstate.errors import UnknownBatch
+from groupstate.inspect.nearest import book_before
 from groupstate.inspect.reasons import reasons_in_words, spread_in_words
 from groupstate.inspect.replay import applied
 from groupstate.inspect.story import waits_for
 from groupstate.inspect.words import counted, joined, name_of, one_line, span_of
-from groupstate.log.disk import OsDisk
-from groupstate.log.reading import beginning, read_book, read_log
-from groupstate.log.rundir import RunDir
-from groupstate.log.snapshots import list_snapshots
+from groupstate.log.reading import beginning, read_log
 
 
 @attrs.frozen
@@ -138,16 +135,10 @@ def batch_story_of(path: str | os.PathLike[str], batch: int) -> BatchStory:
         NotARun, CorruptLog, LostEvents, UnsupportedLog: it can't be read.
     """
     base, start = beginning(path)
-    seqs = list_snapshots(OsDisk(), RunDir.at(path))
-    before = bisect_left(seqs, batch - 1, key=lambda seq: _last_batch(read_book(path, seq)))
-    near = read_book(path, seqs[before - 1]) if before else None
+    near = book_before(path, lambda book: book.last_batch >= batch - 1)
     if near is not None and near.last_seq >= start:
         base, start = near, near.last_seq + 1
     return batch_story(read_log(path, start), batch, base)
-
-
-def _last_batch(book: Book | None) -> int:
-    return 0 if book is None else book.last_batch
 
 
 def _gone(book: Book, batch: int, start: int) -> str:

@@ -5,7 +5,6 @@ Rule 1: the numbers are those of the log: a decision is told as it was made, und
 
 import contextlib
 import os
-from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
@@ -17,6 +16,7 @@ from groupstate.core.group import Group, versions_used
 from groupstate.core.phases import Phase
 from groupstate.core.rules import known_rules
 from groupstate.errors import UnknownGroup
+from groupstate.inspect.nearest import book_before
 from groupstate.inspect.reasons import reasons_in_words, spread_in_words
 from groupstate.inspect.replay import applied
 from groupstate.inspect.unknown import unknown_group
@@ -31,10 +31,7 @@ from groupstate.inspect.words import (
     rows_in_words,
     span_of,
 )
-from groupstate.log.disk import OsDisk
-from groupstate.log.reading import beginning, read_book, read_log
-from groupstate.log.rundir import RunDir
-from groupstate.log.snapshots import list_snapshots
+from groupstate.log.reading import beginning, read_log
 
 
 @attrs.frozen
@@ -101,18 +98,12 @@ def story_of(path: str | os.PathLike[str], group_id: str) -> Story:
         NotARun, CorruptLog, LostEvents, UnsupportedLog: it can't be read.
     """
     base, start = beginning(path)
-    seqs = list_snapshots(OsDisk(), RunDir.at(path))
-    before = bisect_left(seqs, True, key=lambda seq: _knows(read_book(path, seq), group_id))
-    near = read_book(path, seqs[before - 1]) if before else None
+    near = book_before(path, lambda book: book.is_taken(group_id) is not None)
     if near is not None and near.last_seq >= start:
         # Of an id that nobody has submitted the whole log says what is near it.
         with contextlib.suppress(UnknownGroup):
             return story(read_log(path, near.last_seq + 1), group_id, near)
     return story(read_log(path, start), group_id, base)
-
-
-def _knows(book: Book | None, group_id: str) -> bool:
-    return book is not None and book.is_taken(group_id) is not None
 
 
 class _Teller:

@@ -237,7 +237,7 @@ class Session:
         task.remove_done_callback(self._ended)
         terms.stubborn.add(task)
         task.add_done_callback(functools.partial(_came_late, terms, ctx))
-        log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session, attempt=ctx.attempt)
+        log.warning("a session ignores its cancellation", **_named(ctx))
         if self._cancelled:
             self._siblings.endings.append((ctx, LOST))
             self.over()
@@ -249,9 +249,7 @@ class Session:
         ctx, terms = self._ctx, self._terms
         log.warning(
             "session timed out",
-            group=ctx.group_id,
-            session=ctx.session,
-            attempt=ctx.attempt,
+            **_named(ctx),
             deadline_s=terms.deadline_s,
         )
         who = (ctx.group_id, ctx.session, ctx.attempt)
@@ -285,6 +283,11 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _named(ctx: SessionContext) -> dict[str, Any]:
+    """How a line of the program's log says which attempt it is about."""
+    return {"group": ctx.group_id, "session": ctx.session, "attempt": ctx.attempt}
 
 
 async def _called(function: SessionFunction, ctx: SessionContext) -> SessionResult:
@@ -326,9 +329,7 @@ def _finish(ledger: Ledger, ctx: SessionContext, result: object) -> None:
         # It is recorded as the session's failure; a siblings' matter it is not.
         log.warning(
             "a session's result was refused",
-            group=ctx.group_id,
-            session=ctx.session,
-            attempt=ctx.attempt,
+            **_named(ctx),
             error=str(error),
         )
 
@@ -344,9 +345,7 @@ def _came_late(terms: Terms, ctx: SessionContext, task: "asyncio.Task[SessionRes
     except GroupstateError as error:
         log.error(
             "a late result can't be recorded",
-            group=ctx.group_id,
-            session=ctx.session,
-            attempt=ctx.attempt,
+            **_named(ctx),
             error=str(error),
         )
 
