@@ -237,7 +237,7 @@ class Session:
         task.remove_done_callback(self._ended)
         terms.stubborn.add(task)
         task.add_done_callback(functools.partial(_came_late, terms, ctx))
-        log.warning("a session ignores its cancellation", **_named(ctx))
+        log.warning("a session ignores its cancellation", group=ctx.group_id, session=ctx.session, attempt=ctx.attempt)
         if self._cancelled:
             self._siblings.endings.append((ctx, LOST))
             self.over()
@@ -249,7 +249,9 @@ class Session:
         ctx, terms = self._ctx, self._terms
         log.warning(
             "session timed out",
-            **_named(ctx),
+            group=ctx.group_id,
+            session=ctx.session,
+            attempt=ctx.attempt,
             deadline_s=terms.deadline_s,
         )
         who = (ctx.group_id, ctx.session, ctx.attempt)
@@ -283,11 +285,6 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _named(ctx: SessionContext) -> dict[str, Any]:
-    """How a line of the program's log says which attempt it is about."""
-    return {"group": ctx.group_id, "session": ctx.session, "attempt": ctx.attempt}
 
 
 async def _called(function: SessionFunction, ctx: SessionContext) -> SessionResult:
@@ -329,7 +326,9 @@ def _finish(ledger: Ledger, ctx: SessionContext, result: object) -> None:
         # It is recorded as the session's failure; a siblings' matter it is not.
         log.warning(
             "a session's result was refused",
-            **_named(ctx),
+            group=ctx.group_id,
+            session=ctx.session,
+            attempt=ctx.attempt,
             error=str(error),
         )
 
@@ -345,7 +344,9 @@ def _came_late(terms: Terms, ctx: SessionContext, task: "asyncio.Task[SessionRes
     except GroupstateError as error:
         log.error(
             "a late result can't be recorded",
-            **_named(ctx),
+            group=ctx.group_id,
+            session=ctx.session,
+            attempt=ctx.attempt,
             error=str(error),
         )
 
