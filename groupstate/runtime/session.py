@@ -24,14 +24,7 @@ class RetryableError(Exception):
     """Raise it (or a subclass) from a session to have the session tried again, as `attempts_max` allows."""
 
 
-@attrs.define(eq=False)
-class _Attempt:
-    """What becomes of an attempt while its function has the context."""
-
-    is_over: bool = False
-
-
-@attrs.frozen
+@attrs.define(eq=False, on_setattr=attrs.setters.frozen)
 class SessionContext:
     """What a session function gets. It generates until the attempt has ended, and is given up with it."""
 
@@ -45,7 +38,8 @@ class SessionContext:
     """Current version when the attempt began."""
     engine: Engine | None
     params: SamplingParams
-    _attempt: _Attempt = attrs.field(factory=_Attempt, init=False, repr=False, eq=False)
+    _is_over: bool = attrs.field(default=False, init=False, repr=False, on_setattr=attrs.setters.NO_OP)
+    """The attempt has ended, though its function may still have this."""
 
     @property
     def key(self) -> str:
@@ -64,7 +58,7 @@ class SessionContext:
             SessionStateError: the attempt has ended: whatever came of it nobody would take.
             BadInput, BadSettings: the prompt is no text and no token ids; a parameter of another kind than it must be.
         """
-        if self._attempt.is_over:
+        if self._is_over:
             await asyncio.sleep(0)  # Who asks again and again must not keep the loop from everybody else.
             raise SessionStateError(
                 f"session {self.session} of group {self.group_id!r} can't generate: its attempt {self.attempt} has "
@@ -110,7 +104,7 @@ class SessionContext:
 
     def end(self) -> None:
         """The attempt has ended, for the rollout to say."""
-        self._attempt.is_over = True
+        self._is_over = True
 
     @property
     def _takes_text(self) -> bool:

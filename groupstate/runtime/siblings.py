@@ -65,10 +65,21 @@ class Siblings:
             else:
                 session.begin()
         try:
-            await asyncio.shield(self._ended)
+            # Not shielded: that would keep everything of the group in a cycle, for the garbage collector to find.
+            await self._ended
         except asyncio.CancelledError:
-            self.cancel()
-            await settled(self._ended)
+            await self._cancelled_ends()
             raise
+        finally:
+            # They know of this as well: without it none is freed before the collector comes.
+            self._sessions = []
         if self._errors:
             raise BaseExceptionGroup("sessions of a group failed the rollout", self._errors)
+
+    async def _cancelled_ends(self) -> None:
+        """End them, and wait for it."""
+        if self._left:
+            # The other one was cancelled with who waits for it.
+            self._ended = asyncio.get_running_loop().create_future()
+            self.cancel()
+            await settled(self._ended)
