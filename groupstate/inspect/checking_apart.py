@@ -12,17 +12,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from groupstate.core import events as ev
-from groupstate.core.batch_invariants import flat
 from groupstate.core.book import Book
-from groupstate.core.folding import Replay
-from groupstate.core.invariants import INVARIANTS, MOVES_ONE, UNCOUNTED, Checker
-from groupstate.core.phases import Phase
-from groupstate.core.standing import Standing, totals_of
+from groupstate.core.followed import Followed
+from groupstate.core.invariants import INVARIANTS, UNCOUNTED, Checker
+from groupstate.core.standing import Standing
 from groupstate.inspect.checking import Checked, Kept, checked
 from groupstate.log.reading import beginning, durable_stop, first_event, read_log
 from groupstate.logs import Logger
@@ -125,32 +122,18 @@ def _agreed(said: list[Said | None]) -> Checked | None:
 def replayed(path: str, stop: int) -> Said:
     """Replay the log into a book, and compare it with the snapshots and waypoints."""
     base, start = beginning(path)
-    book, kept, standing = base or Book(), Kept(path), Standing()
-    book.notes_released, replay = False, Replay(book)
-    apply, seqs = replay.apply, kept.seqs
+    kept, followed = Kept(path), Followed(base or Book())
+    take, seqs = followed.take, kept.seqs
     for record in read_log(path, start, stop):
-        event: Any = record.event
-        kind, seq = type(event), record.seq
-        window = flat(book.window(event.partition)) if kind is ev.BatchSampled else None
         try:
-            apply(record)
+            take(record)
         except Exception:
             # Whatever it is, a replay ends here, and `checked` says why.
             return Said(False, start)
-        if kind not in UNCOUNTED:
-            if kind in MOVES_ONE:
-                standing.add_group(seq, _phase(book, event.group_id))
-            else:
-                standing.add(seq, book.places(), totals_of(book), window)
-        if seq in seqs and kept.compare(replay.settle(), seq):
+        if record.seq in seqs and kept.compare(followed.settle(), record.seq):
             return Said(False, start)
-    replay.settle()
-    return Said(True, start, book.last_seq, standing.number, kept.snapshots, kept.waypoints)
-
-
-def _phase(book: Book, group_id: str) -> Phase:
-    group = book.groups.get(group_id)
-    return book.departed[group_id] if group is None else group.phase
+    book = followed.settle()
+    return Said(True, start, book.last_seq, followed.standing.number, kept.snapshots, kept.waypoints)
 
 
 def counted(path: str, stop: int) -> Said:

@@ -17,7 +17,8 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
-from groupstate.core.invariants import Checker
+from groupstate.core.invariants import UNCOUNTED, Checker
+from groupstate.core.standing import Standing
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.errors import GroupstateError, LogError, LogFailed, RolloutDied
 from groupstate.log.file import FileLog
@@ -55,7 +56,9 @@ class History:
 
     witness: Witness = attrs.Factory(Witness)
     checker: Checker = attrs.Factory(lambda: Checker(replays=False))
-    """Of what can be read off the events; their replay is checked at the end."""
+    """Of what can be read off the events; their replay is held against it at the end."""
+    standing: Standing = attrs.Factory(Standing)
+    """What the checker counted, folded."""
     kept: list[ev.Record] = attrs.Factory(list)
     """Every durable event."""
     told: Counter[str] = attrs.Factory(Counter)
@@ -74,6 +77,9 @@ class History:
         found = self.checker.feed(record)
         if found:
             raise Breach(f"invariant {found[0].invariant}", str(found[0]), record.seq)
+        event = record.event
+        if type(event) not in UNCOUNTED:
+            self.checker.add_to(self.standing, event)
         self.witness.log.feed(record)
 
     def compare(self, book: Book) -> None:

@@ -14,6 +14,7 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
+from groupstate.core.followed import Followed
 from groupstate.core.invariants import Checker
 from groupstate.core.phases import IN_FLIGHT
 from groupstate.log.reading import first_event, read_log
@@ -141,14 +142,28 @@ class _Simulation:
         on_disk = list(read_log(RUN, first, disk=self.disk))
         if on_disk != kept[first - 1 :]:
             raise Breach("lost", f"the disk has {len(on_disk)} events from {first} on, not those that were kept")
-        replay = Book()
-        checker = Checker(replay)
-        for record in on_disk if first == 1 else kept:
-            checker.feed(record)
-        if found := checker.finish():
-            raise Breach(f"invariant {found[0].invariant}", str(found[0]), found[0].seq)
-        if replay.digest() != book.digest():
+        # The checker took these very events one by one as they became durable; here their replay is held against it.
+        followed = Followed(Book())
+        try:
+            for record in on_disk if first == 1 else kept:
+                followed.take(record)
+        except Exception as error:
+            # Whatever it is, a replay ends here.
+            why = f"a replay of the log stops at event {record.seq}: {type(error).__name__}: {error}"
+            raise self._explained(Breach("invariant 9", why, record.seq)) from error
+        if followed.standing.number != self.history.standing.number:
+            why = "somewhere a replay of the log counts otherwise than the events do"
+            raise self._explained(Breach("invariant 3", why))
+        if followed.settle().digest() != book.digest():
             raise Breach("invariant 9", "a replay of the log gives another book than the run had")
+
+    def _explained(self, breach: Breach) -> Breach:
+        """The same, with the event and its group where the checks of every event find them."""
+        checker = Checker()
+        for record in self.history.kept:
+            if found := checker.feed(record):
+                return Breach(f"invariant {found[0].invariant}", str(found[0]), found[0].seq)
+        return breach
 
     def _outcome(self) -> Outcome:
         kept = self.history.kept

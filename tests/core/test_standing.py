@@ -1,14 +1,15 @@
-"""The number in which two processes that follow a log find out whether they agree."""
+"""The number in which two that follow a log, one by its replay and one by counting, find out whether they agree."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from hypothesis import given
 
 from groupstate.core import events as ev
-from groupstate.core.batch_invariants import flat
 from groupstate.core.book import Book
-from groupstate.core.invariants import MOVES_ONE, UNCOUNTED, Checker
+from groupstate.core.folding import replayed
+from groupstate.core.followed import Followed
+from groupstate.core.invariants import UNCOUNTED, Checker
 from groupstate.core.phases import Phase
 from groupstate.core.standing import BASE, PRIME, Standing, totals_of
 from groupstate.testing import play, strategies
@@ -62,7 +63,7 @@ def test_of_groups_it_is_a_polynomial_of_events_and_phases_in_their_order() -> N
 # Of a book and of a checker -------------------------------------------------------------------------------
 
 
-def of_checker(records: Iterable[ev.Record]) -> list[int]:
+def of_checker(records: Sequence[ev.Record]) -> list[int]:
     """The number after each event after which it may be another."""
     checker, standing, numbers = Checker(replays=False), Standing(), []
     for record in records:
@@ -74,20 +75,14 @@ def of_checker(records: Iterable[ev.Record]) -> list[int]:
     return numbers
 
 
-def of_book(records: Iterable[ev.Record]) -> list[int]:
-    book, standing, numbers = Book(), Standing(), []
+def of_book(records: Sequence[ev.Record]) -> list[int]:
+    """The same of their replay."""
+    followed, numbers = Followed(Book()), []
     for record in records:
-        event = record.event
-        window = flat(book.window(event.partition)) if isinstance(event, ev.BatchSampled) else None
-        book.apply(record)
-        if type(event) in UNCOUNTED:
-            continue
-        if type(event) in MOVES_ONE:
-            name: str = event.group_id  # type: ignore[union-attr]
-            standing.add_group(record.seq, book.departed[name] if name in book.departed else book.groups[name].phase)
-        else:
-            standing.add(record.seq, book.places(), totals_of(book), window)
-        numbers.append(standing.number)
+        followed.take(record)
+        if type(record.event) not in UNCOUNTED:
+            numbers.append(followed.standing.number)
+    assert followed.settle().digest() == replayed(records).digest()
     return numbers
 
 

@@ -1,10 +1,13 @@
 """Whole simulated runs: nothing goes wrong in them, all of them is repeatable, and much happens in them."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from groupstate.core import events as ev
+from groupstate.core.folding import Working
+from groupstate.core.standing import totals_of
 from groupstate.simulate.drawn import drawn_plan
 from groupstate.simulate.lots import Law
 from groupstate.simulate.plan import CrashPlan, Plan, SessionPlan, StoragePlan, TrainerPlan
@@ -73,6 +76,28 @@ def test_what_was_told_outlives_losses_of_power():
     assert outcome.ends["power"] > 3
     assert kinds[ev.RunRewound] > 0
     assert kinds[ev.BatchReturned] > 0
+
+
+def test_a_replay_that_stops_is_a_breach(monkeypatch):
+    def refuse(working: Working, *event: Any) -> bool:
+        raise RuntimeError("it can't be")
+
+    monkeypatch.setattr(Working, "finish", refuse)
+
+    breach = simulate(Plan(hours=0.01)).breach
+
+    assert breach is not None
+    assert breach.kind == "invariant 9"
+    assert "RuntimeError: it can't be" in breach.text
+
+
+def test_a_replay_that_counts_otherwise_is_a_breach(monkeypatch):
+    monkeypatch.setattr("groupstate.core.followed.totals_of", lambda book: (*totals_of(book)[:-1], 99))
+
+    breach = simulate(Plan(hours=0.01)).breach
+
+    assert breach is not None
+    assert breach.kind == "invariant 3"
 
 
 @pytest.mark.long
