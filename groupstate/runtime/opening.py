@@ -289,8 +289,15 @@ def _rollout(
     return Rollout(controller, session, engine=engine, params=params, cancel_grace_s=cancel_grace_s)
 
 
-def own_selection(rules: Rules) -> CustomRule | None:
+GIVE_IT = "give open_run(selection=...) the function itself"
+"""What whoever opens a run can do about a function that isn't found by its path."""
+
+
+def own_selection(rules: Rules, *, way_on: str = GIVE_IT) -> CustomRule | None:
     """The function that `selection` names; None if it is one of the library's.
+
+    Args:
+        way_on: what the caller can do where it isn't found, for the error.
 
     Raises:
         BadSettings: it can't be found, is async, or is the class of an object that was given.
@@ -300,7 +307,13 @@ def own_selection(rules: Rules) -> CustomRule | None:
     try:
         found = load_function(rules.selection, "selection")
     except BadInput as error:
-        raise BadSettings(f"{error}; or give open_run(selection=...) the function itself") from error
+        place, _, name = rules.selection.rpartition(":")
+        if place == "__main__":
+            raise BadSettings(
+                f"selection {rules.selection!r} was a function of the script that was run, and the one that runs now "
+                f"has no {name!r}; {way_on}"
+            ) from error
+        raise BadSettings(f"{error}; or {way_on}") from error
     if isinstance(found, type):
         raise BadSettings(
             f"selection {rules.selection!r} is a class, which makes no selection by itself; give "

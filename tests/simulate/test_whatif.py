@@ -10,13 +10,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from groupstate import Rules
+from groupstate import Book, Drop, OpenRequest, Rules, Select
 from groupstate.cli import main
 from groupstate.core import events as ev
 from groupstate.core.invariants import violations
 from groupstate.core.rules import Slots
 from groupstate.errors import BadInput
 from groupstate.log.file import FileLog
+from groupstate.log.reading import read_log
 from groupstate.simulate.drawn import drawn_plan
 from groupstate.simulate.lots import Law
 from groupstate.simulate.plan import CrashPlan, Plan, SessionPlan, SourcePlan, TrainerPlan, UserPlan
@@ -233,6 +234,65 @@ def test_a_trainer_that_would_wait_for_ever_is_told() -> None:
     assert "MissingMetric" in found.stopped
 
 
+# A selection rule of the script that was run ---------------------------------------------------------------
+
+
+def youngest(book: Book, rules: Rules, request: OpenRequest) -> list[Select | Drop]:
+    ids = [group.group_id for group in book.ready()][::-1]
+    return [Select(ids[: request.size])] if len(ids) >= request.size else []
+
+
+def second(book: Book, rules: Rules, request: OpenRequest) -> list[Select | Drop]:
+    return [Select([group.group_id for group in book.ready()][1:2])]
+
+
+@pytest.fixture(scope="module")
+def of_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that names its rule `__main__:youngest`."""
+    story = play(
+        "submit a/1", "start a", "submit b/1", "start b", "submit c/1", "start c",
+        "finish a reward=1", "finish b reward=1", "sample 1", "commit 1", "finish c reward=1", "sample 1",
+        rules=Rules(selection="__main__:youngest"), selection=youngest,
+    )  # fmt: skip
+    assert story.batches() == [("b",), ("c",)]
+    return written(list(story.log.read()), tmp_path_factory.mktemp("of script") / "run")
+
+
+def test_the_own_rules_are_played_with_the_function_of_the_same_name_that_is_given(of_script: Path) -> None:
+    text = invoked(str(of_script), "--set", f"selection={__name__}:youngest")
+
+    assert f"the run's own rules (with {__name__}:youngest), played again, decide everything as the log says" in text
+
+
+@pytest.mark.parametrize("other", ["oldest_first", f"{__name__}:second"], ids=["of the library", "another"])
+def test_the_check_is_left_out_where_only_the_other_rules_can_be_played(of_script: Path, other: str) -> None:
+    found = json.loads(invoked(str(of_script), "--set", f"selection={other}", "--json"))
+    text = invoked(str(of_script), "--set", f"selection={other}")
+
+    assert (found["replayed"], found["parted"], found["other"]["batches"]) == (None, "", 2)
+    assert found["unchecked"].startswith("selection '__main__:youngest' was a function of the script that was run")
+    assert found["unchecked"].endswith("; the check needs other rules with a function 'youngest'")
+    assert "\tbatches\t2\t-\t2\n" in text
+    assert "as a check: left out, since the run's own rules can't be played: selection '__main__:youngest' was" in text
+
+
+def test_a_play_that_was_not_checked_does_not_count_as_exact(of_script: Path) -> None:
+    found = what_if(read_log(of_script), lambda own: own.changed(selection="oldest_first"))
+
+    assert not found.is_exact
+    assert found.replayed is None
+
+
+def test_rules_of_a_script_that_are_not_named_anew_are_refused_with_a_way_to_name_them(of_script: Path) -> None:
+    text = invoked(str(of_script), "--set", "lag_max=1", code=2)
+
+    assert text == (
+        "groupstate: selection '__main__:youngest' was a function of the script that was run, and the one that runs "
+        "now has no 'youngest'; name the module or the file that has it: --set selection=train:youngest or "
+        "path/to/train.py:youngest\n"
+    )
+
+
 # What can't be tried --------------------------------------------------------------------------------------
 
 
@@ -263,9 +323,12 @@ def test_what_follows_a_rewind_is_left_out() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("whatif") / "run"
+    return written(list(recorded()), tmp_path_factory.mktemp("whatif") / "run")
+
+
+def written(records: list[ev.Record], path: Path) -> Path:
     log = FileLog.create(path, durability="os", inline=True)
-    log.post(list(recorded()))
+    log.post(records)
     asyncio.run(log.aclose())
     return path
 
