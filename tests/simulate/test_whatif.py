@@ -3,27 +3,32 @@
 import asyncio
 import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from click.testing import CliRunner
 
-from groupstate import Book, Drop, OpenRequest, Rules, Select
+from groupstate import Book, Drop, OpenRequest, Rules, Run, Select, SessionContext, Trajectory, open_run
 from groupstate.cli import main
 from groupstate.core import events as ev
 from groupstate.core.invariants import violations
 from groupstate.core.rules import Slots
-from groupstate.errors import BadInput
+from groupstate.errors import BadInput, RunIsClosed
 from groupstate.log.file import FileLog
+from groupstate.log.memory import MemoryLog
 from groupstate.log.reading import read_log
 from groupstate.simulate.drawn import drawn_plan
+from groupstate.simulate.loop import VirtualLoop, run_virtual
 from groupstate.simulate.lots import Law
 from groupstate.simulate.plan import CrashPlan, Plan, SessionPlan, SourcePlan, TrainerPlan, UserPlan
 from groupstate.simulate.simulator import simulate
 from groupstate.simulate.whatif.compare import WhatIf, what_if
 from groupstate.simulate.whatif.figures import Figures, figures
+from groupstate.simulate.whatif.recorded import recorded as recorded_of
 from groupstate.testing.notation import play
 
 LIVELY = Plan(
@@ -148,6 +153,90 @@ def test_a_log_that_ends_before_what_its_rules_would_do_next_is_told() -> None:
     before = list(itertools.takewhile(lambda record: not isinstance(record.event, ev.GroupEvicted), recorded()))
 
     assert what_if(before, same).parted.startswith("the log ends, and played again group_evicted (")
+
+
+# How a run ends -------------------------------------------------------------------------------------------
+
+
+CLOSING = {
+    "with a filter": Rules(lag_max=2, filter_metric="acc", batch_size=2),
+    "with slots": Rules(lag_max=2, filter_metric="acc", batch_size=2, admission=Slots(6, 4)),
+    "with retries": Rules(lag_max=2, filter_metric="acc", batch_size=2, attempts_max=3, retry_delay_s=2.0),
+    "in sync mode": Rules(mode="sync", filter_metric="acc", batch_size=50),
+    "waiting for the stale": Rules(lag_max=1, filter_metric="acc", batch_size=2, on_stale="wait"),
+}
+
+
+def closed(
+    rules: Rules, *, seed: int = 0, grace_s: float = 10.0, waits: bool = False, trains_s: float = 1.0
+) -> MemoryLog:
+    """The log of a run that is closed with groups in flight.
+
+    Args:
+        waits: a `sample()` waits meanwhile.
+        trains_s: how long the trainer goes on after its last batch.
+    """
+    log, chance = MemoryLog(), random.Random(seed)
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        await anyio.sleep(chance.choice([1.0, 3.0, 8.0]) * chance.uniform(0.5, 1.5))
+        if chance.random() < 0.1:
+            raise RuntimeError("broken")
+        return Trajectory(metrics={"acc": float(chance.randrange(2))})
+
+    async def refused(run: Run) -> None:
+        with pytest.raises(RunIsClosed):
+            await run.sample(50)
+
+    async def main(loop: VirtualLoop) -> None:
+        prompts = [f"p{number}" for number in range(500)]
+        async with open_run(
+            log=log, rules=rules, source=prompts, session=session, group_size=2, grace_s=grace_s, clock_ns=loop.clock_ns
+        ) as run:
+            for version in range(1, 4):
+                await run.commit(await run.sample(2))
+                await run.publish_weights(version)
+            async with anyio.create_task_group() as tasks:
+                if waits:
+                    tasks.start_soon(refused, run)
+                await anyio.sleep(trains_s)
+                await run.close("enough")
+
+    run_virtual(main)
+    return log
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["nobody waits", "a sampler waits"])
+@pytest.mark.parametrize("rules", CLOSING.values(), ids=CLOSING)
+def test_what_ends_in_the_grace_of_closing_is_followed_by_nothing(rules: Rules, waits: bool) -> None:
+    for seed in range(3):
+        log = closed(rules, seed=seed, grace_s=60.0, waits=waits)
+
+        found = what_if(log.read(), same)
+
+        assert found.parted == ""
+        assert found.replayed is not None
+        assert (found.replayed.groups, found.replayed.refills) == (found.recorded.groups, found.recorded.refills)
+
+
+def test_a_run_that_is_closed_before_anything_is_due_is_given_again() -> None:
+    found = what_if(closed(CLOSING["with slots"], grace_s=0.0).read(), same)
+
+    assert found.parted == ""
+    assert found.replayed is not None
+    assert found.recorded.requeued == found.replayed.requeued > 0
+
+
+def test_a_closing_without_a_sign_is_taken_to_begin_as_late_as_can_be() -> None:
+    records = list(closed(CLOSING["with slots"], grace_s=60.0, trains_s=0.0).read())
+    acts = recorded_of(records).acts
+    number = next(number for number, act in enumerate(acts) if act.kind == "closing")
+    last = max(record.seq for record in records if isinstance(record.event, ev.GroupSubmitted | ev.BatchSampled))
+
+    assert [act.kind for act in acts[number:]] == ["closing", "close", "end"]
+    assert last <= acts[number].seq < acts[number + 1].seq
+    assert isinstance(records[acts[number].seq].event, ev.SessionFinished | ev.SessionFailed)
+    assert sum(act.after_ns for act in acts[number + 1 :]) == records[-1].at_ns - records[acts[number].seq].at_ns
 
 
 # Other rules ----------------------------------------------------------------------------------------------

@@ -295,7 +295,8 @@ class _Play:
         return now.attempt == number and now.state in {"open", "waiting"}
 
     def _time_out(self, group_id: str, session: int, number: int) -> None:
-        if self._is_open(group_id, session, number):
+        # At the end of a run its end is the deadline.
+        if self._is_open(group_id, session, number) and not self.controller.closing:
             text = timed_out(self.rules.session_deadline_s)
             self.ledger.fail(group_id, session, number, "timeout", text, retryable=True)
 
@@ -341,7 +342,8 @@ class _Play:
 
     def _expire(self, group_id: str, requeues: int, ending: Ending) -> None:
         group = self.book.groups.get(group_id)
-        if group is not None and group.in_flight and group.requeue_count == requeues:
+        due = group is not None and group.in_flight and group.requeue_count == requeues
+        if due and not self.controller.closing:
             self.controller.end(group_id, ending)
 
     def _requeue(self, group_id: str, stamp: int | None) -> None:
@@ -443,6 +445,9 @@ class _Play:
         if (batch := self._batch(act.value)) is not None:
             self.ledger.record(ev.BatchReturned(batch, "released"))
             self.controller.settle()
+
+    def _closing(self, act: Act) -> None:
+        self.controller.closing = True
 
     def _close(self, act: Act) -> None:
         self.controller.closing = True
