@@ -292,6 +292,9 @@ def _rollout(
 GIVE_IT = "give open_run(selection=...) the function itself"
 """What whoever opens a run can do about a function that isn't found by its path."""
 
+BY_PATH = "name it as selection = 'module:function' or 'path/to/file.py:function'"
+"""What whoever writes a file of settings can."""
+
 
 def own_selection(rules: Rules, *, way_on: str = GIVE_IT) -> CustomRule | None:
     """The function that `selection` names; None if it is one of the library's.
