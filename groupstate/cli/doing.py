@@ -7,6 +7,7 @@ import click
 
 from groupstate.cli.runs import records_of
 from groupstate.errors import MissingExtra
+from groupstate.inspect.writing import as_bad_input
 
 
 @click.command(short_help="Run scenario files, or make one from a run.")
@@ -71,7 +72,8 @@ def _from_run(run: Path, group_id: str, until: int | None, selection: str | None
     if out is None:
         click.echo(found.text, nl=False)
         return
-    out.write_text(found.text, encoding="utf-8")
+    with as_bad_input(out):
+        out.write_text(found.text, encoding="utf-8")
     click.echo(f"{out}: {found.steps} steps of the {found.told} of the run; run it with: groupstate scenario {out}")
 
 

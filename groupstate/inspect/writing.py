@@ -22,7 +22,7 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
         raise BadInput(_taken(path))
     beside = _beside(path)
     try:
-        with _as_bad_input(path):
+        with as_bad_input(path):
             beside.touch()
         yield beside
         _flush(beside)
@@ -39,7 +39,8 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
                 beside.rename(path)
         _flush(path.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(NotADirectoryError):
+            beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -55,7 +56,7 @@ def whole_folder(path: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
     _check_folder(path, marker, overwrite=overwrite)
     beside = _beside(path)
     try:
-        with _as_bad_input(path):
+        with as_bad_input(path):
             beside.mkdir()
         yield beside
         for file in sorted(beside.rglob("*")):
@@ -106,7 +107,12 @@ def _beside(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _as_bad_input(path: Path) -> Iterator[None]:
+def as_bad_input(path: Path) -> Iterator[None]:
+    """Turn what the system says into an error about the path that was named.
+
+    Raises:
+        BadInput: the path can't be written.
+    """
     try:
         yield
     except OSError as error:

@@ -75,6 +75,17 @@ def test_settings_that_no_run_can_be_opened_with_are_no_failure_of_the_run(tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_a_failure_is_told_although_its_files_can_not_be_written(tmp_path, monkeypatch):
+    planted.credited_twice(monkeypatch)
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "out"
+
+    done = run("--seed", "1", "--out", str(out))
+
+    assert done.exit_code == 1
+    assert f"{out / 'seed-1.plan.toml'} can't be written: Not a directory; it would be:\nseed = 1\n" in done.output
+
+
 def test_hours_that_were_asked_for_are_in_the_command_that_repeats(tmp_path, monkeypatch):
     planted.credited_twice(monkeypatch)
 
