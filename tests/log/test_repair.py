@@ -10,12 +10,16 @@ from click.testing import CliRunner
 import groupstate as gs
 from groupstate.cli import main
 from groupstate.core import events as ev
+from groupstate.core.book import Book
 from groupstate.core.invariants import violations
+from groupstate.core.snapshot import capture, encoded
 from groupstate.errors import BadInput, CorruptLog, LogError, NotARun
 from groupstate.log.file import FileLog
 from groupstate.log.frames import HEADER_BYTES, checksum_seed, walk
-from groupstate.log.reading import read_log
+from groupstate.log.reading import read_book, read_log
 from groupstate.log.repair import diagnose, repair
+from groupstate.log.rundir import RunDir
+from groupstate.log.snapshots import SnapshotInfo, list_snapshots
 from groupstate.simulate.faults import Fault, FaultyDisk
 from groupstate.simulate.loop import run_virtual
 from tests.log.scenes import weights
@@ -361,3 +365,20 @@ def test_the_command_does_not_call_an_acknowledged_end_that_is_cut_an_interrupte
     assert "repair\tdamage\t" in told
     assert "bytes at the end are no whole commit\n" in told
     assert "opening the run" not in told
+
+
+def test_a_snapshot_of_what_is_kept_goes_along():
+    disk, book = FaultyDisk(), Book()
+    log = FileLog.create(RUN, **settings(disk))
+    for seq in range(1, 31):
+        (record,) = weights(seq)
+        log.post([record])
+        book.apply(record)
+        if seq in (10, 20):
+            info = SnapshotInfo(seq, 0, book.weight_version, book.lineage)
+            log.keep_snapshot(info, list(encoded(capture(book))), limit=0)
+
+    repair(RUN, NEW, keep_until=15, disk=disk)
+
+    assert list_snapshots(disk, RunDir.at(NEW)) == [10]
+    assert read_book(NEW, disk=disk).weight_version == 10
