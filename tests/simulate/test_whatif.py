@@ -239,6 +239,27 @@ def test_a_closing_without_a_sign_is_taken_to_begin_as_late_as_can_be() -> None:
     assert sum(act.after_ns for act in acts[number + 1 :]) == records[-1].at_ns - records[acts[number].seq].at_ns
 
 
+def test_a_closing_is_not_looked_for_before_the_last_thing_that_only_an_open_run_does() -> None:
+    records = list(closed(CLOSING["with slots"], grace_s=60.0, trains_s=0.0).read())
+    last = max(record.seq for record in records if isinstance(record.event, ev.GroupSubmitted | ev.BatchSampled))
+    # A sample() begins and is given up between the end of a session and what follows from it.
+    ended = next(r.seq for r in records[last:] if isinstance(r.event, ev.GroupFinished | ev.GroupFailed)) - 1
+    at_ns = records[ended - 1].at_ns
+    given_up = [
+        ev.Record(ended + 1, at_ns, ev.BatchRequested(4, ev.TRAIN, 1, 3)),
+        ev.Record(ended + 2, at_ns, ev.BatchRequestCancelled(4, "cancelled")),
+    ]
+    later = [ev.Record(record.seq + 2, record.at_ns, record.event) for record in records[ended:]]
+
+    acts = recorded_of([*records[:ended], *given_up, *later]).acts
+
+    assert [(act.kind, act.seq) for act in acts[-5:-2]] == [
+        ("request", ended + 1),
+        ("withdraw", ended + 2),
+        ("closing", ended + 2),
+    ]
+
+
 # Other rules ----------------------------------------------------------------------------------------------
 
 

@@ -218,7 +218,9 @@ class _Reader:
         self.moment = _Place(first.seq, first.at_ns, 0)
         """Before the last thing in such a stretch that didn't follow from another."""
         self.act_times: list[int] = []
+        """When each act was."""
         self.closing = False
+        """It has begun, as far as is known."""
         self.trigger_ns = first.at_ns
         """When something last happened that the rules didn't do."""
         self.act_ns = first.at_ns
@@ -366,10 +368,12 @@ class _Reader:
         """Find when the run began to close: before prompts were to be drawn, and none was drawn any more."""
         if self.tails and record.seq > self.tails[0][1]:
             self.tails.popleft()
-        if not self.tails or record.seq < self.tails[0][0] or isinstance(record.event, FOLLOWS):
+        if not self.tails or record.seq < self.tails[0][0]:
             return
         if record.seq == self.tails[0][0]:
             self.moment = _Place(record.seq - 1, self.found.records[-1].at_ns, len(self.found.acts))
+        if isinstance(record.event, FOLLOWS):
+            return
         if not self.closing and self._prompts_are_due():
             self._insert("closing", self.moment)
             self.closing = True
