@@ -70,6 +70,10 @@ class BadSettings(GroupstateError):
     be."""
 
 
+class WrongEventLoop(GroupstateError):
+    """A run was awaited in another event loop than the one that it was opened in. Nothing has changed."""
+
+
 class WeightVersionError(GroupstateError):
     """A weight version that goes backwards."""
 

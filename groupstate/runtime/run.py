@@ -28,6 +28,7 @@ from groupstate.errors import (
     IllegalTransition,
     LogFailed,
     RunIsClosed,
+    WrongEventLoop,
 )
 from groupstate.logs import Logger
 from groupstate.runtime import recovery
@@ -48,7 +49,11 @@ log = Logger("groupstate.run")
 
 
 class Run:
-    """An open run. Made by `open_run`; its plain methods may be called from any thread."""
+    """An open run. Made by `open_run`.
+
+    Its plain methods may be called from any thread. What is awaited belongs to the event loop that the run was opened
+    in: in another one it raises `WrongEventLoop`.
+    """
 
     def __init__(
         self, ledger: Ledger, controller: Controller, rollout: Rollout | None, engine: Engine | None, grace_s: float
@@ -66,6 +71,7 @@ class Run:
         )
         self._closing = Closing(ledger, controller, rollout, grace_s)
         self._thread = threading.get_ident()
+        self._loop = asyncio.get_running_loop()
         self._publishing = anyio.Lock()
         """One publication at a time, or the engine could end with other weights than the run says."""
         self._engine_told = False
@@ -97,7 +103,7 @@ class Run:
 
     def sampleable_count(self, partition: str = ev.TRAIN) -> int:
         """Groups that could be sampled now."""
-        return self._sampler.sampleable_count(partition)
+        return self._look(lambda: self._sampler.sampleable_count(partition))
 
     async def wait_sampleable(self, count: int, partition: str = ev.TRAIN, *, timeout_s: float | None = None) -> int:
         """Wait until `count` groups are sampleable; takes nothing.
@@ -107,11 +113,12 @@ class Run:
             SampleError: there never will be so many.
             RunIsClosed: the run closes first.
         """
+        self._need_loop("wait for groups")
         return await self._sampler.wait_sampleable(count, partition, timeout_s=timeout_s)
 
     def explain(self, partition: str = ev.TRAIN) -> Explanation:
         """What the oldest waiting `sample()` waits for, as a value; `str()` of it is a text."""
-        return self._sampler.explain(partition)
+        return self._look(lambda: self._sampler.explain(partition))
 
     def frontier(self) -> tuple[SourceFrontier, ...]:
         """Which positions of the source are committed, open and evicted, by dataset.
@@ -244,6 +251,7 @@ class Run:
             RunIsClosed: the run is closed.
             LogFailed: the log has failed.
         """
+        self._need_loop("wait for a change")
         self._need_log("wait for a change")
         self._need_sound_log()
         await self._controller.changed.wait()
@@ -258,6 +266,7 @@ class Run:
         timeout_s: float | None = None,
     ) -> Batch:
         """Claim the oldest `batch_size` groups, waiting until there are so many. See `Sampler.sample`."""
+        self._need_loop("sample")
         return await self._sampler.sample(
             batch_size, weight_version=weight_version, partition=partition, timeout_s=timeout_s
         )
@@ -268,6 +277,7 @@ class Run:
         Raises:
             UnknownBatch: it was never sampled, or is committed or returned already.
         """
+        self._need_loop("commit")
         seq = self._record(ev.BatchCommitted(_number(batch)), "commit")
         await self.ledger.log.durable(seq)
 
@@ -277,6 +287,7 @@ class Run:
         Raises:
             UnknownBatch: it was never sampled, or is committed or returned already.
         """
+        self._need_loop("release")
         seq = self._record(ev.BatchReturned(_number(batch), "released"), "release")
         await self.ledger.log.durable(seq)
 
@@ -293,6 +304,7 @@ class Run:
             BadInput: the version is no integer. Nothing was touched.
         """
         weight_version = integer("weight_version", weight_version)
+        self._need_loop("publish weights")
         async with self._publishing:
             self._need_log("publish weights")
             if weights is not None and weight_version >= self.weight_version:
@@ -348,6 +360,7 @@ class Run:
             BadSettings: the run has no engine.
             EngineError: a turn is on already, or the engine isn't generating, or can't sleep.
             EngineDied: it is gone.
+            WrongEventLoop: this is not the event loop that the run was opened in.
         """
         return TrainerTurn(self, sleep=boolean("sleep", sleep))
 
@@ -414,11 +427,13 @@ class Run:
             DamagedPayload: what a session returned can't be read.
             RolloutDied, RunIsClosed, LogFailed: as `sample` raises them.
         """
+        self._need_loop("validate")
         return await validated(self, prompts, n=n, params=params, greedy=greedy, timeout_s=timeout_s)
 
     async def checkpoint(self, name: str = "") -> CheckpointMark:
         """Mark this place in the log. Keep the mark beside the weights; `open_run(resume_at=mark)` goes back."""
         string("name", name)
+        self._need_loop("mark a checkpoint")
         self._need_log("mark a checkpoint")
         mark = recovery.mark(self.ledger, name)
         self._controller.settle()
@@ -440,6 +455,8 @@ class Run:
         """
         string("reason", reason)
         boolean("mark", mark)
+        if not self._closing.over:
+            self._need_loop("close")
         await self._closing.close(reason, mark=mark)
 
     def hurry(self) -> None:
@@ -459,6 +476,25 @@ class Run:
             return function()
         assert self.portal is not None
         return self.portal.call(function)
+
+    def _look(self, look: Callable[[], T]) -> T:
+        """The same for what a closed run can tell as well, where nothing changes any more."""
+        return look() if self._closing.log_gone else self.in_loop(look)
+
+    def _need_loop(self, tried: str) -> None:
+        """Refuse to wait anywhere but in the run's own event loop: what a wait is for is told there, and nowhere else.
+
+        Raises:
+            WrongEventLoop: this is another one.
+            RunIsClosed: it is, and the run is closed.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            self._need_log(tried)
+            raise WrongEventLoop(
+                f"cannot {tried} in this event loop: the run lives in the one that it was opened in; await it there, "
+                "from a thread by asyncio.run_coroutine_threadsafe(..., loop), or open the run with "
+                "groupstate.sync.open_run"
+            )
 
     def _record(self, event: ev.AnyEvent, tried: str) -> int:
         self._need_log(tried)
