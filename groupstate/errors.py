@@ -58,7 +58,7 @@ class UnusableResult(GroupstateError):
 
 
 class UnknownBatch(GroupstateError):
-    """A batch that isn't out: never sampled, committed already, or returned."""
+    """A batch that isn't out: never sampled, committed already, or returned; or one of another run."""
 
     def __init__(self, batch: int, tried: str, state: str) -> None:
         self.batch = batch

@@ -275,20 +275,24 @@ class Run:
         """The trainer is done with a batch, for good: a checkpoint holds what was learned from it.
 
         Raises:
-            UnknownBatch: it was never sampled, or is committed or returned already.
+            UnknownBatch: it was never sampled, is committed or returned already, or is another run's.
         """
         self._need_loop("commit")
-        seq = self._record(ev.BatchCommitted(_number(batch)), "commit")
+        self._need_log("commit")
+        seq = self.ledger.commit(*_named(batch))
+        self._controller.settle()
         await self.ledger.log.durable(seq)
 
     async def release(self, batch: Batch | int) -> None:
         """Give a batch back untrained: its groups are sampleable again, with the lag they had.
 
         Raises:
-            UnknownBatch: it was never sampled, or is committed or returned already.
+            UnknownBatch: it was never sampled, is committed or returned already, or is another run's.
         """
         self._need_loop("release")
-        seq = self._record(ev.BatchReturned(_number(batch), "released"), "release")
+        self._need_log("release")
+        seq = self.ledger.release(*_named(batch))
+        self._controller.settle()
         await self.ledger.log.durable(seq)
 
     async def publish_weights(self, weight_version: int, weights: Weights | None = None) -> None:
@@ -519,5 +523,8 @@ def _check_id(group_id: str) -> None:
     string("group_id", group_id, wanted="the id of a group, a string")
 
 
-def _number(batch: Batch | int) -> int:
-    return batch.number if isinstance(batch, Batch) else integer("batch", batch, wanted="a Batch or its number")
+def _named(batch: Batch | int) -> tuple[int, str]:
+    """Its number, and the run that it is from as far as that is known."""
+    if isinstance(batch, Batch):
+        return batch.number, batch.run_id
+    return integer("batch", batch, wanted="a Batch or its number"), ""
