@@ -65,6 +65,16 @@ class UnknownBatch(GroupstateError):
         super().__init__(f"cannot {tried} batch {batch}: it {state}")
 
 
+class UnusableBatch(GroupstateError):
+    """A batch that can't be made into tensors as asked: a row lacks tokens, a reward or log-probabilities."""
+
+    def __init__(self, group_id: str, session: int, index: int, what: str, advice: str) -> None:
+        self.group_id = group_id
+        self.session = session
+        self.index = index
+        super().__init__(f"trajectory {index} of session {session} of group {group_id!r} {what}; {advice}")
+
+
 class BadSettings(GroupstateError):
     """Rules or settings that contradict themselves, a key that doesn't exist, or a value of another kind than it must
     be."""
