@@ -280,7 +280,7 @@ def file_source(path: Path, *, epochs: int | None = 1, shuffle_seed: int | None 
     reader = _READERS.get(path.suffix.lower())
     if reader is None or os.path.isdir(path):
         what = "a folder" if os.path.isdir(path) else "none by its name"
-        raise BadInput(f"prompts are read from a .jsonl or a .parquet file, and {shown(str(path))} is {what}")
+        raise BadInput(f"prompts are read from a .jsonl or a .parquet file, and {str(path)!r} is {what}")
     if not path.is_file():
         raise BadInput(f"{path}: there is no such file")
     prompts, seen = [], dict[str, int]()
