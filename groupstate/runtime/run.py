@@ -51,8 +51,9 @@ log = Logger("groupstate.run")
 class Run:
     """An open run. Made by `open_run`.
 
-    Its plain methods may be called from any thread. What is awaited belongs to the event loop that the run was opened
-    in: in another one it raises `WrongEventLoop`.
+    Its plain methods may be called from any thread; of those, what looks at the book alone (`book`, `sampleable_count`,
+    `explain`) waits for nobody, and off the loop's own thread may see it in the middle of a change. What is awaited
+    belongs to the event loop that the run was opened in: in another one it raises `WrongEventLoop`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Run:
 
     def sampleable_count(self, partition: str = ev.TRAIN) -> int:
         """Groups that could be sampled now."""
-        return self._look(lambda: self._sampler.sampleable_count(partition))
+        return self._sampler.sampleable_count(partition)
 
     async def wait_sampleable(self, count: int, partition: str = ev.TRAIN, *, timeout_s: float | None = None) -> int:
         """Wait until `count` groups are sampleable; takes nothing.
@@ -118,7 +119,7 @@ class Run:
 
     def explain(self, partition: str = ev.TRAIN) -> Explanation:
         """What the oldest waiting `sample()` waits for, as a value; `str()` of it is a text."""
-        return self._look(lambda: self._sampler.explain(partition))
+        return self._sampler.explain(partition)
 
     def frontier(self) -> tuple[SourceFrontier, ...]:
         """Which positions of the source are committed, open and evicted, by dataset.
@@ -480,10 +481,6 @@ class Run:
             return function()
         assert self.portal is not None
         return self.portal.call(function)
-
-    def _look(self, look: Callable[[], T]) -> T:
-        """The same for what a closed run can tell as well, where nothing changes any more."""
-        return look() if self._closing.log_gone else self.in_loop(look)
 
     def _need_loop(self, tried: str) -> None:
         """Refuse to wait anywhere but in the run's own event loop: what a wait is for is told there, and nowhere else.

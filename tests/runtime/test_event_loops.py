@@ -116,26 +116,19 @@ def test_the_blocking_twin_is_called_from_any_thread():
     assert came == ["g1", 1, 0, 0]
 
 
-def test_looking_is_allowed_from_any_thread_and_is_done_by_the_loops_own(monkeypatch):
-    def looks(run: Run) -> list[int]:
-        return [run.sampleable_count(), run.explain().sampleable]
-
-    async def main() -> Run:
+def test_looking_waits_for_nobody_and_the_loop_looks_when_asked_to():
+    async def main() -> None:
         async with open_run() as run:
             ready(run, "a")
-            at: list[int] = []
-            explain, count = run._sampler.explain, run._sampler.sampleable_count
-            monkeypatch.setattr(run._sampler, "explain", lambda *a: at.append(threading.get_ident()) or explain(*a))
-            monkeypatch.setattr(
-                run._sampler, "sampleable_count", lambda *a: at.append(threading.get_ident()) or count(*a)
-            )
-            assert await asyncio.to_thread(looks, run) == [1, 1]
-            assert at == [threading.get_ident()] * 2
-            return run
+            done: list[int] = []
+            looking = threading.Thread(target=lambda: done.append(run.sampleable_count()))
+            looking.start()
+            looking.join(WAIT_S)  # The loop's own thread stands still meanwhile.
+            assert done == [1]
+            explained = await asyncio.to_thread(run.in_loop, run.explain)
+            assert explained.sampleable == 1
 
-    run = asyncio.run(main())
-
-    assert looks(run) == [1, 1]
+    asyncio.run(main())
 
 
 def test_a_time_out_in_the_runs_own_loop_is_what_it_was():
