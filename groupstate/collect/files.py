@@ -47,7 +47,8 @@ def row_file(path: Path, *, overwrite: bool) -> RowFile:
     kinds: dict[str, type[_JsonLines | _Parquet]] = {".jsonl": _JsonLines, ".parquet": _Parquet}
     kind = kinds.get(path.suffix.lower())
     if kind is None:
-        raise BadInput(f"{path}: rows go to a .jsonl or a .parquet file, not {path.suffix or 'this'!r}")
+        what = "a folder" if path.is_dir() else "none by its name"
+        raise BadInput(f"rows go to a .jsonl or a .parquet file, and {str(path)!r} is {what}")
     if path.is_dir() or (os.path.lexists(path) and not overwrite):
         raise BadInput(_taken(path))
     remove_left_over(path)

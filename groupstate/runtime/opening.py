@@ -88,7 +88,8 @@ async def open_run(
         engine: what `ctx.generate` uses. It is not closed with the run.
         params: how it generates.
         group_size: sessions per group, where the prompt doesn't say.
-        weight_version: the trainer's version; None is 0 for a new run, the last published for an old one.
+        weight_version: the trainer's version, any integer, -1 too for weights from before a step 0; None is 0 for a new
+            run, the last published for an old one.
         resume_at: go back to this mark.
         on_rewind: with `resume_at`, what becomes of groups that ended on the line that is gone back from, those
             submitted after the mark or stamped above its version: `keep` them, or `evict` them as stale.
