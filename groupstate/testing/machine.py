@@ -27,7 +27,7 @@ from groupstate.testing import strategies
 from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story
 from groupstate.testing.plain.run import Row
-from groupstate.testing.said import check_names, own_selection
+from groupstate.testing.said import check_names, given_selection, tested_rule
 from groupstate.testing.shorter import Shorter
 from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
 from groupstate.testing.twin import BrokenStory, Twin, names
@@ -73,7 +73,7 @@ class GroupMachine(RuleBasedStateMachine):
     run_rules: ClassVar[Rules | None] = None
     """The rules that every story is played under. None with a `selection`: `Rules()`; without one: others each time."""
     selection: ClassVar[Any] = None
-    """A selection of your own: the function itself."""
+    """A selection of your own: the function itself. Without it one that `run_rules` names is loaded."""
     values: ClassVar[Sequence[float]] = VALUES
     """Of the metric that sessions report (`filter_metric`, or `reward`). Put the bounds of your rule among them."""
     metrics: ClassVar[Mapping[str, Sequence[float]]] = {}
@@ -94,7 +94,7 @@ class GroupMachine(RuleBasedStateMachine):
         rule and takes long to find out."""
         super().__init_subclass__(**kwargs)
         check_names(cls, GroupMachine, OTHERS)
-        own_selection(cls)
+        given_selection(cls)
         usual = cls.TestCase.settings
         cls.TestCase.settings = settings(
             usual,
@@ -129,7 +129,7 @@ class GroupMachine(RuleBasedStateMachine):
             rules=rules,
             source=None if prompts is None else names(prompts),
             admits=admits,
-            selection=self._selection(),
+            selection=given_selection(type(self)),
             promise=self.promise,
             check=self.check,
             patient=self.patient,
@@ -142,7 +142,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @classmethod
     def _selection(cls) -> CustomRule | None:
-        found = own_selection(cls)
+        found = tested_rule(cls, "run_rules")
         if found is None and cls.promise is not GroupMachine.promise:
             raise BadSettings(
                 f"{cls.__qualname__} has a promise, and no selection that could keep it; say selection = the function"
@@ -335,6 +335,7 @@ def _tell_in_short(cls: type[GroupMachine]) -> None:
 
     @functools.wraps(run)
     def run_test(self: Any) -> None:
+        cls._selection()  # What can't be found is told once, and not of some story.
         if (broken := _failure(cls, functools.partial(run, self))) is not None:
             raise broken
 

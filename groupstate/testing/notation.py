@@ -52,6 +52,7 @@ from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.ledger import Ending, Ledger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.sources import ListSource
+from groupstate.testing.said import rule_of
 
 E = TypeVar("E", bound=ev.Event)
 
@@ -98,11 +99,13 @@ class Story:
             group_size: sessions of the groups that admission starts.
             admits: a rollout would be running, so that admission starts new prompts.
             controlled: False keeps the controller out although there are rules (the ledger reads some).
-            selection: a function in place of the rules' own selection.
+            selection: a function in place of the rules' own selection. Without it one that the rules name is loaded.
             replays: False leaves the replay after each event out, for long stories that are replayed at their end.
             runs: sessions run as tasks, so that a group that is given up ends only later, by `ended`.
+
+        Raises:
+            BadSettings: the selection can't be found, or can't be called as one.
         """
-        self._selection = selection
         self.rules = rules or Rules()
         self.log = MortalLog()
         self.now_ns = START_NS
@@ -112,6 +115,7 @@ class Story:
         self.fenced: list[ev.FenceReason | None] = []
         """For each result in turn: why it was fenced, None if it was taken."""
         self._controlled = rules is not None if controlled is None else controlled
+        self._selection = rule_of(self.rules, selection) if self._controlled else selection
         self._source = None if source is None else [Prompt(group_id=name) for name in source]
         self._group_size = group_size
         self._admits = admits

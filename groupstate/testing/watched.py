@@ -69,11 +69,6 @@ class Watched:
     def name(self) -> str:
         return getattr(self.rule, "__qualname__", "") or type(self.rule).__qualname__
 
-    @property
-    def path(self) -> str:
-        """What the log calls it."""
-        return f"{self.rule.__module__}:{self.name}"
-
     def __call__(self, book: Book, rules: Rules, request: OpenRequest) -> Any:
         before = book.digest()
         first, second = (self._asked_once(book, rules, request, before) for _ in range(2))
@@ -94,7 +89,7 @@ class Watched:
         __tracebackhide__ = True
         raised: Exception | None = None
         try:
-            answer = _listed(self.rule(book, rules, request))
+            answer = listed(self.rule(book, rules, request))
         except Exception as error:
             raised = error
         if book.digest() != before:
@@ -195,7 +190,7 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
-def _listed(answer: Any) -> Any:
+def listed(answer: Any) -> Any:
     """An answer that can be looked at twice."""
     if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
         return list(answer)

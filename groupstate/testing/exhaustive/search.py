@@ -17,6 +17,7 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.custom import CustomRule
 from groupstate.core.rules import Rules
+from groupstate.logs import hushed
 from groupstate.testing.exhaustive.cells import CELLS, why_missed
 from groupstate.testing.exhaustive.sameness import Key, key_of
 from groupstate.testing.exhaustive.stage import Cell, Stage, Wrong
@@ -86,7 +87,9 @@ def explore(
     """
     search = _Search(_changed(world, rules, selection), checks)
     search.onward = {} if check_keys else None
-    search.run(states_max)
+    with hushed():
+        # What a rule did wrong is in the result, and not thousands of times in the log.
+        search.run(states_max)
     return search.found()
 
 
@@ -100,7 +103,8 @@ def shortest_story(
 ) -> tuple[str, ...] | None:
     """The shortest history to a state that `where` is true of, as lines of the notation; None if there is none."""
     search = _Search(_changed(world, rules, selection), ())
-    return search.run(states_max, where)
+    with hushed():
+        return search.run(states_max, where)
 
 
 def _changed(world: World, rules: Rules | None, selection: CustomRule | None) -> World:

@@ -4,6 +4,7 @@ Rule: what isn't bounded by `at_most` may happen as often as it can. The search 
 few and whatever comes back to where it was is known.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,6 +13,7 @@ import attrs
 from groupstate.core.custom import CustomRule
 from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings
+from groupstate.testing import said
 from groupstate.testing.notation import Story
 
 BOUNDED: Final = ("publish", "mark", "recover", "cancel", "requeue", "fail", "damage", "finish", "sample", "release")
@@ -60,7 +62,11 @@ class World:
     """How often each of these may happen in one history: publish, mark, recover (crashes), cancel, requeue, fail,
     damage; not at all where they aren't named. finish, sample and release may be bounded too."""
     selection: CustomRule | None = None
-    """A function in place of the rules' own selection."""
+    """A function in place of the rules' own selection. Without it one that the rules name is loaded."""
+
+    patient: bool = False
+    """A selection of your own may keep a sampler waiting although enough groups are sampleable, nothing is in flight,
+    and the user has submitted all that he does."""
 
     def __attrs_post_init__(self) -> None:
         for verb in self.at_most:
@@ -83,11 +89,16 @@ class World:
     @property
     def rules_in_force(self) -> Rules:
         """The rules, which name a selection of your own as those of an opened run do."""
-        own = self.selection
-        if own is None:
-            return self.rules
-        name = getattr(own, "__qualname__", type(own).__qualname__)
-        return self.rules.changed(selection=f"{own.__module__}:{name}")
+        return said.rules_in_force(self.rules, self.selection)
+
+    @functools.cached_property
+    def own_rule(self) -> CustomRule | None:
+        """The selection of your own, given or named by the rules.
+
+        Raises:
+            BadSettings: it can't be found, or can't be called as a selection.
+        """
+        return said.rule_of(self.rules, self.selection)
 
     def told(self, *lines: str) -> Story:
         """A history of this world, told again; replayed after every event."""
@@ -96,7 +107,7 @@ class World:
             source=self.prompts(),
             group_size=self.sessions,
             admits=self.admits,
-            selection=self.selection,
+            selection=self.own_rule,
             runs=self.runs,
         )
         return story.tell(*lines)
