@@ -23,14 +23,14 @@ from groupstate.core.custom import CustomRule
 from groupstate.core.events import VALIDATION
 from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings, MissingExtra
-from groupstate.testing import strategies
+from groupstate.testing import attributes, strategies
 from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story
 from groupstate.testing.plain.run import Row
 from groupstate.testing.said import check_names, given_selection, tested_rule
 from groupstate.testing.shorter import Shorter
 from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
-from groupstate.testing.twin import BrokenStory, Twin, names
+from groupstate.testing.twin import METRIC, BrokenStory, Twin, names
 from groupstate.testing.watched import Asked
 
 try:
@@ -95,6 +95,7 @@ class GroupMachine(RuleBasedStateMachine):
         super().__init_subclass__(**kwargs)
         check_names(cls, GroupMachine, OTHERS)
         given_selection(cls)
+        _check_attributes(cls)
         usual = cls.TestCase.settings
         cls.TestCase.settings = settings(
             usual,
@@ -327,6 +328,23 @@ class GroupMachine(RuleBasedStateMachine):
     def _is_broken(self) -> bool:
         twin = getattr(self, "twin", None)
         return twin is None or twin.broken is not None
+
+
+def _check_attributes(cls: type[GroupMachine]) -> None:
+    """
+    Raises:
+        BadSettings: one of them is nothing that a story can be made of, or that can fail.
+    """
+    where = cls.__qualname__
+    attributes.check_rules(f"{where}.run_rules", cls.run_rules)
+    attributes.check_numbers(f"{where}.values", cls.values)
+    metric = METRIC if cls.run_rules is None else cls.run_rules.filter_metric or METRIC
+    attributes.check_metrics(f"{where}.metrics", cls.metrics, metric)
+    attributes.check_lengths(f"{where}.lengths", cls.lengths)
+    attributes.check_sources(f"{where}.sources", cls.sources)
+    attributes.check_booleans(cls, "patient", "failures", "deaths")
+    attributes.check_asserts(f"{where}.promise", cls.promise)
+    attributes.check_asserts(f"{where}.check", cls.check)
 
 
 def _tell_in_short(cls: type[GroupMachine]) -> None:

@@ -251,7 +251,7 @@ class Story:
             self.fenced.append(None if number is not None else self.events(ev.ResultFenced)[-1].reason)
 
     def _finish(self, words: list[str]) -> None:
-        rows = _rows(words[1:])
+        rows = rows_of(words[1:])
         attempt = next((int(word[8:]) for word in words if word.startswith("attempt=")), None)
         for group_id, session in self._sessions(words[0]):
             self.fenced.append(self.ledger.finish(group_id, session, attempt, rows))
@@ -481,7 +481,15 @@ def _attempt(options: dict[str, str]) -> int | None:
     return int(options["attempt"]) if "attempt" in options else None
 
 
-def _rows(words: list[str]) -> list[Trajectory] | None:
+def rows_of(words: list[str]) -> list[Trajectory] | None:
+    """What a session brings that ends in these words.
+
+    Raises:
+        ValueError: one of them says nothing.
+    """
+    for word in words:
+        if "=" not in word and word not in ("|", "nothing"):
+            raise ValueError(f"{word!r} says nothing; a metric is name=value, such as reward=0.75")
     if "nothing" in words:
         return None
     rows: list[list[str]] = [[]]

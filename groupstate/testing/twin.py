@@ -22,6 +22,7 @@ from groupstate.core.invariants import INVARIANTS, Checker
 from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings, CustomRuleError
 from groupstate.logs import hushed
+from groupstate.testing.attributes import check_asserts, no_answer
 from groupstate.testing.notation import Story
 from groupstate.testing.plain.model import Model
 from groupstate.testing.plain.run import ENDED, IN_FLIGHT, Died, Group, Prompts, Row
@@ -105,8 +106,12 @@ class Twin:
             real: False tells the story to the model alone. Such a story can't have a selection of its own.
 
         Raises:
-            BadSettings: the rule can't be found, can't be called as a selection, or can't be asked here.
+            BadSettings: the rule can't be found, can't be called as a selection, or can't be asked here; or the promise
+                or the check could never say that something is wrong.
         """
+        for name, function in (("promise", promise), ("check", check)):
+            if function is not None:
+                check_asserts(name, function)
         self._given = rules or Rules()
         self._selection = selection
         own = rule_of(self._given, selection)
@@ -372,12 +377,15 @@ class Twin:
             self._check_story(story)
 
     def _check_story(self, story: Story) -> None:
+        returned: Any = None
         try:
             if self._check is not None:
-                self._check(story)
+                returned = self._check(story)
         except Exception as error:
             what = f"The check doesn't hold: {str(error) or type(error).__name__}"
             self.wrong(what, error, kind=f"check {place_of(error)}")
+        if complaint := no_answer(returned):
+            self.wrong(f"The check {complaint}", kind="check")
 
     def _feed(self) -> list[Any]:
         """What was recorded, in the model's words; held against the invariants."""

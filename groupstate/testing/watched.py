@@ -18,6 +18,7 @@ from groupstate.core.events import TrajectoryRecord
 from groupstate.core.group import Group, forget_unpacked
 from groupstate.core.held import OpenRequest
 from groupstate.core.rules import Rules
+from groupstate.testing.attributes import no_answer
 from groupstate.testing.plain.model import Said
 
 SHOWN_MAX: Final = 8
@@ -132,11 +133,14 @@ class Watched:
             tuple(groups[name] for name in dropped),
         )
         try:
-            self.promise(asked)
+            returned: Any = self.promise(asked)
         except Exception as error:
             # It is the user's: its own exceptions tell him best.
             complaint = f"broke its promise: {str(error) or type(error).__name__}\n\n{_in_words(asked, answer)}"
             self._found(error, complaint, kind=f"promise {place_of(error)}")
+            return
+        if complaint := no_answer(returned):
+            self._wrong(f"has a promise that {complaint}")
 
     def _found(self, problem: Exception, complaint: str, kind: str = "") -> None:
         if self.problem is None:

@@ -16,6 +16,7 @@ from groupstate.core.folding import replayed
 from groupstate.core.invariants import violations
 from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings, CustomRuleError
+from groupstate.testing import attributes
 from groupstate.testing.contracts.base import Contract
 from groupstate.testing.notation import Story
 from groupstate.testing.said import given_selection, rules_in_force, tested_rule
@@ -40,6 +41,10 @@ class RuleContract(Contract):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         given_selection(cls)
+        attributes.check_rules(f"{cls.__qualname__}.rules", cls.rules)
+        for ends in ("good", "bad"):
+            if hasattr(cls, ends):
+                attributes.check_ends(f"{cls.__qualname__}.{ends}", getattr(cls, ends))
         for name, test in list(vars(cls).items()):
             if name.startswith("test_") and inspect.isfunction(test) and not inspect.iscoroutinefunction(test):
                 setattr(cls, name, _with_its_story(test))
