@@ -20,6 +20,7 @@ NOT_METRICS: Final = ("attempt", "tokens", "versions")
 
 
 def check_rules(where: str, value: Any) -> None:
+    """None stands for no rules in particular."""
     if value is not None and not isinstance(value, Rules):
         raise BadSettings(f"{where} is {shown(value)}; it must be Rules, such as Rules(lag_max=1)")
 
@@ -67,20 +68,24 @@ def check_metrics(where: str, value: Any, metric: str) -> None:
         check_numbers(f"{where}[{name!r}]", values)
 
 
-def check_booleans(cls: type, *names: str) -> None:
+def check_booleans(where: str, holder: Any, *names: str) -> None:
     for name in names:
-        boolean(f"{cls.__qualname__}.{name}", getattr(cls, name), error=BadSettings)
+        boolean(f"{where}.{name}", getattr(holder, name), error=BadSettings)
 
 
 def check_ends(where: str, value: Any) -> None:
     """How sessions end, in the notation."""
     right = 'a text for each session, in the notation, such as ("reward=0", "reward=1")'
-    _check_each(where, value, lambda each: isinstance(each, str), right)
+    check_texts(where, value, right)
     for text in value:
         try:
             rows_of(text.split())
         except (ValueError, AssertionError) as error:
             raise BadSettings(f"{where} has {text!r}, which is no end of a session: {error}") from error
+
+
+def check_texts(where: str, value: Any, right: str, *, may_be_empty: bool = False) -> None:
+    _check_each(where, value, lambda each: isinstance(each, str), right, may_be_empty=may_be_empty)
 
 
 def check_asserts(where: str, function: Any) -> None:

@@ -342,7 +342,7 @@ def _check_attributes(cls: type[GroupMachine]) -> None:
     attributes.check_metrics(f"{where}.metrics", cls.metrics, metric)
     attributes.check_lengths(f"{where}.lengths", cls.lengths)
     attributes.check_sources(f"{where}.sources", cls.sources)
-    attributes.check_booleans(cls, "patient", "failures", "deaths")
+    attributes.check_booleans(where, cls, "patient", "failures", "deaths")
     attributes.check_asserts(f"{where}.promise", cls.promise)
     attributes.check_asserts(f"{where}.check", cls.check)
 

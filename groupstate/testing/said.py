@@ -14,7 +14,7 @@ from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings
 from groupstate.runtime.functions import is_async
 from groupstate.runtime.opening import own_selection
-from groupstate.runtime.options import check_selection
+from groupstate.runtime.options import check_rules, check_selection
 
 NEAR: Final = 0.8
 """How like a known name an unknown one is taken for a slip of the pen; names of one's own are less like it."""
@@ -52,8 +52,9 @@ def rule_of(rules: Rules, selection: CustomRule | None) -> CustomRule | None:
     """The user's own function, as in a run that is opened so: the one that was given, or the one that the rules name.
 
     Raises:
-        BadSettings: it can't be found, or can't be called as a selection.
+        BadSettings: it can't be found, or can't be called as a selection; or the rules are none.
     """
+    check_rules(rules)
     if selection is None:
         return own_selection(rules)
     check_selection(selection)

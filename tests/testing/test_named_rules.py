@@ -146,3 +146,11 @@ def test_a_rule_that_throws_groups_away_is_told_of_as_what_changed_the_book() ->
     mine = type("Mine", (SelectionContract,), {"selection": staticmethod(clears)})
     with pytest.raises(AssertionError, match="clears changed the book; a rule only looks at it"):
         mine().test_a_group_in_flight_is_left_alone()
+
+
+@pytest.mark.parametrize("place", ["play", "twin"])
+def test_what_are_no_rules_is_refused_by_a_story(place: str) -> None:
+    rules: Any = {"lag_max": 1}
+
+    with pytest.raises(BadSettings, match=r"rules is \{'lag_max': 1\}; it must be Rules, such as"):
+        PLACES[place](rules)

@@ -10,10 +10,12 @@ from typing import Final
 
 import attrs
 
+from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.custom import CustomRule
 from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings
-from groupstate.testing import said
+from groupstate.runtime.options import check_rules, check_selection
+from groupstate.testing import attributes, said
 from groupstate.testing.notation import Story
 
 BOUNDED: Final = ("publish", "mark", "recover", "cancel", "requeue", "fail", "damage", "finish", "sample", "release")
@@ -69,9 +71,23 @@ class World:
     and the user has submitted all that he does."""
 
     def __attrs_post_init__(self) -> None:
-        for verb in self.at_most:
+        """
+        Raises:
+            BadSettings: there can be no such world.
+        """
+        check_rules(self.rules)
+        check_selection(self.selection)
+        for name, least in (("groups", 0), ("sessions", 1), ("validation", 0), ("batch", 1), ("waiting_max", 0)):
+            integer(name, getattr(self, name), least=least, error=BadSettings)
+        integer_or_none("source", self.source, least=0, error=BadSettings)
+        attributes.check_booleans("World", self, "admits", "withdraws", "late", "runs", "torn", "patient")
+        attributes.check_ends("outcomes", self.outcomes)
+        kinds = "kinds of failure, such as ('error', 'error retryable')"
+        attributes.check_texts("failures", self.failures, kinds, may_be_empty=True)
+        for verb, most in self.at_most.items():
             if verb not in BOUNDED:
                 raise BadSettings(f"at_most names {verb!r}; it can bound {', '.join(BOUNDED)}")
+            integer(f"at_most[{verb!r}]", most, least=0, error=BadSettings)
         for how in self.rewinds:
             if how not in ("keep", "evict"):
                 raise BadSettings(f"rewinds names {how!r}; a rewind is 'keep' or 'evict'")
