@@ -11,7 +11,9 @@ from groupstate.errors import BadInput, LogError, LogFailed, NotARun, Unsupporte
 from groupstate.log.file import FileLog
 from groupstate.log.frames import HEADER_BYTES, checksum_seed, walk
 from groupstate.log.memory import MemoryLog
-from groupstate.log.reading import read_log
+from groupstate.log.reading import last_event, read_log
+from groupstate.log.rundir import RunDir
+from groupstate.log.segments import list_segments
 from groupstate.simulate.faults import Fault, FaultyDisk
 from groupstate.simulate.loop import run_virtual
 
@@ -483,3 +485,15 @@ async def test_what_was_looked_at_as_open_and_closed_meanwhile_takes_no_post(tmp
     with pytest.raises(LogFailed, match="is closed"):
         log._commit.submit(b"\x93", 1)
     assert seqs(read_log(tmp_path / "run")) == [1]
+
+
+def test_the_last_event_of_a_log_is_the_last_one_of_its_last_segment():
+    disk = FaultyDisk()
+    log = make(disk, segment_bytes=300)
+    assert last_event(RUN, disk=disk) == 0
+
+    for seq in range(1, 41):
+        log.post(weights(seq))
+
+    assert len(list_segments(disk, RunDir.at(RUN))) > 1
+    assert last_event(RUN, disk=disk) == 40

@@ -10,12 +10,16 @@ from click.testing import CliRunner
 import groupstate as gs
 from groupstate.cli import main
 from groupstate.core import events as ev
+from groupstate.core.book import Book
 from groupstate.core.invariants import violations
+from groupstate.core.snapshot import capture, encoded
 from groupstate.errors import BadInput, CorruptLog, LogError, NotARun
 from groupstate.log.file import FileLog
 from groupstate.log.frames import HEADER_BYTES, checksum_seed, walk
-from groupstate.log.reading import read_log
+from groupstate.log.reading import read_book, read_log
 from groupstate.log.repair import diagnose, repair
+from groupstate.log.rundir import RunDir
+from groupstate.log.snapshots import SnapshotInfo, list_snapshots
 from groupstate.simulate.faults import Fault, FaultyDisk
 from groupstate.simulate.loop import run_virtual
 from tests.log.scenes import weights
@@ -347,3 +351,20 @@ def test_the_command_says_what_is_torn_and_where_nothing_is_left(on_disk):
     data[HEADER_BYTES + 5] ^= 1
     first.write_bytes(data)
     assert "repair\tto do\tnothing can be kept" in call(run).output
+
+
+def test_a_snapshot_of_what_is_kept_goes_along():
+    disk, book = FaultyDisk(), Book()
+    log = FileLog.create(RUN, **settings(disk))
+    for seq in range(1, 31):
+        (record,) = weights(seq)
+        log.post([record])
+        book.apply(record)
+        if seq in (10, 20):
+            info = SnapshotInfo(seq, 0, book.weight_version, book.lineage)
+            log.keep_snapshot(info, list(encoded(capture(book))), limit=0)
+
+    repair(RUN, NEW, keep_until=15, disk=disk)
+
+    assert list_snapshots(disk, RunDir.at(NEW)) == [10]
+    assert read_book(NEW, disk=disk).weight_version == 10

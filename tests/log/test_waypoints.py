@@ -8,12 +8,13 @@ import pytest
 from groupstate.core.book import Book
 from groupstate.core.snapshot import capture_live, encoded
 from groupstate.log.keeper import Job, Keeper
+from groupstate.log.reading import waypoint_digests
 from groupstate.log.retention import retire
 from groupstate.log.snapshots import WAYPOINT, SnapshotInfo, list_snapshots, read_header, snapshot_path
 from groupstate.simulate.faults import Fault, FaultyDisk
 
 from .keeping import ID, PLACE, SMALL, go_on, names, snap, told
-from .scenes import close, make, reopen, seqs
+from .scenes import RUN, close, make, reopen, seqs
 
 
 def waypoints(disk: FaultyDisk) -> list[int]:
@@ -104,6 +105,18 @@ def test_one_that_went_since_it_was_listed_has_no_header() -> None:
     assert found is not None
     assert found.seq == 4
     assert read_header(disk, PLACE, ID, 4, WAYPOINT) is None
+
+
+def test_only_those_that_can_be_read_have_a_digest() -> None:
+    disk = FaultyDisk()
+    log, book = make(disk), Book()
+    for _ in range(3):
+        go_on(log, book, 4)
+        way(log, book)
+    log.keep_waypoint(SnapshotInfo(12, 0, 0, 1), [(1, b"no state")])
+    disk.replace(snapshot_path(PLACE, 4, WAYPOINT), b"nothing")
+
+    assert list(waypoint_digests(RUN, disk=disk)) == [8]
 
 
 def test_one_ahead_of_a_log_that_lost_its_tail_goes() -> None:

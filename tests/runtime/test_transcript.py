@@ -399,6 +399,18 @@ async def test_an_engine_that_takes_only_texts_says_so_at_the_beginning(loop):
 
 
 @virtual
+async def test_an_engine_that_takes_only_texts_is_given_the_text(loop):
+    ctx = fixed(Generation((), (), (), "stop", "hello"))
+    ctx.engine.takes_text = True
+
+    answer = await ctx.generate("who?")
+    (request,) = ctx.engine.requests
+
+    assert answer.text == "hello"
+    assert (request.text, request.prompt_ids) == ("who?", ())
+
+
+@virtual
 async def test_an_answer_of_text_alone_is_refused_and_leaves_nothing(loop):
     t = fixed(Generation((), (), (), "stop", "hello"), generation(10)).transcript([1])
     with pytest.raises(EngineError, match="a text and no token ids"):
