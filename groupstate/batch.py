@@ -122,6 +122,10 @@ class Batch:
     """The batch's metrics in the form that merges; `merged_metrics` does it for several batches."""
     metrics: dict[str, float] = attrs.field(init=False, eq=False)
     """What happened since the previous batch, and what is in this one, by name: `tally.flat()`."""
+    run_id: str = attrs.field(default="", kw_only=True, eq=False, repr=False)
+    """The run that it was sampled from, which alone can commit or release it: `run.id`, or, where that is kept in
+    memory, an id that no other run has. Empty where it isn't known. Batches that hold the same are equal, whatever run
+    they are from."""
 
     @tally.default
     def _no_tally(self) -> Tally:
@@ -326,6 +330,7 @@ class _WireBatch(msgspec.Struct, array_like=True, frozen=True, tag="groupstate-b
     groups: tuple[_WireGroup, ...]
     weight_version: int
     tally: Tally
+    run_id: str = ""
 
 
 _wire_decoder = msgspec.msgpack.Decoder(_WireBatch)
@@ -346,7 +351,7 @@ def _to_wire(batch: Batch) -> _WireBatch:
         )
         for group in batch.groups
     )
-    return _WireBatch(batch.number, batch.partition, groups, batch.weight_version, batch.tally)
+    return _WireBatch(batch.number, batch.partition, groups, batch.weight_version, batch.tally, batch.run_id)
 
 
 def _from_wire(wire: _WireBatch) -> Batch:
@@ -364,7 +369,7 @@ def _from_wire(wire: _WireBatch) -> Batch:
         )
         for group in wire.groups
     )
-    return Batch(wire.number, wire.partition, groups, wire.weight_version, wire.tally)
+    return Batch(wire.number, wire.partition, groups, wire.weight_version, wire.tally, run_id=wire.run_id)
 
 
 def _to_wire_prompt(prompt: Prompt) -> _WirePrompt:

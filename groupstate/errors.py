@@ -58,16 +58,30 @@ class UnusableResult(GroupstateError):
 
 
 class UnknownBatch(GroupstateError):
-    """A batch that isn't out: never sampled, committed already, or returned."""
+    """A batch that isn't out: never sampled, committed already, or returned; or one of another run."""
 
     def __init__(self, batch: int, tried: str, state: str) -> None:
         self.batch = batch
         super().__init__(f"cannot {tried} batch {batch}: it {state}")
 
 
+class UnusableBatch(GroupstateError):
+    """A batch that can't be made into tensors as asked: a row lacks tokens, a reward or log-probabilities."""
+
+    def __init__(self, group_id: str, session: int, index: int, what: str, advice: str) -> None:
+        self.group_id = group_id
+        self.session = session
+        self.index = index
+        super().__init__(f"trajectory {index} of session {session} of group {group_id!r} {what}; {advice}")
+
+
 class BadSettings(GroupstateError):
     """Rules or settings that contradict themselves, a key that doesn't exist, or a value of another kind than it must
     be."""
+
+
+class WrongEventLoop(GroupstateError):
+    """A run was awaited in another event loop than the one that it was opened in. Nothing has changed."""
 
 
 class WeightVersionError(GroupstateError):

@@ -13,7 +13,8 @@ import attrs
 
 from groupstate.core.near import meant
 from groupstate.core.trajectory import Trajectory, metrics_of
-from groupstate.errors import BadSettings, GroupstateError, MissingExtra
+from groupstate.errors import BadSettings, MissingExtra
+from groupstate.errors import UnusableBatch as UnusableBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,16 +26,6 @@ Layout: TypeAlias = Literal["padded", "jagged"]
 
 STD_EPSILON = 1e-6
 """Added to GRPO's deviation, as TRL and verl do, so that a flat group doesn't divide by zero."""
-
-
-class UnusableBatch(GroupstateError):
-    """A batch that can't be made into tensors as asked: a row lacks tokens, a reward or log-probabilities."""
-
-    def __init__(self, group_id: str, session: int, index: int, what: str, advice: str) -> None:
-        self.group_id = group_id
-        self.session = session
-        self.index = index
-        super().__init__(f"trajectory {index} of session {session} of group {group_id!r} {what}; {advice}")
 
 
 # Advantages ------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The command line. Each command is thin: a function of another part, and how its value is shown.
 
 Rule 1: 0 is well, 1 is what was looked for and found wrong, 2 is what can't be done; errors are one text on stderr.
-Rule 2: a terminal gets tables and colours, a pipe gets tabs and lines.
+Rule 2: whoever reads the output may go at any time, as `head` does: a command that would write on ends then, with 0.
+Rule 3: a terminal gets tables and colours, a pipe gets tabs and lines.
 """
 
 import importlib
@@ -64,6 +65,8 @@ class Commands(click.Group):
             click.echo(f"groupstate: {error}", err=True)
             ctx.exit(2)
         except OSError as error:
+            if isinstance(error, BrokenPipeError) and importlib.import_module("groupstate.cli.output").nobody_reads():
+                ctx.exit(0)
             click.echo(f"groupstate: {error}", err=True)
             ctx.exit(2)
         except KeyboardInterrupt:

@@ -7,6 +7,7 @@ import click
 
 from groupstate.cli.runs import records_of
 from groupstate.errors import MissingExtra
+from groupstate.inspect.writing import as_bad_input
 
 
 @click.command(short_help="Run scenario files, or make one from a run.")
@@ -17,6 +18,9 @@ from groupstate.errors import MissingExtra
 )
 @click.option("--group", "group_id", default=None, metavar="ID", help="The group whose decision it repeats.")
 @click.option("--until", type=click.IntRange(min=1), default=None, metavar="SEQ", help="The last event that counts.")
+@click.option(
+    "--selection", default=None, metavar="MODULE:FUNCTION", help="Where the run's own selection rule is found now."
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Where to; else stdout.")
 @click.pass_context
 def scenario(
@@ -26,6 +30,7 @@ def scenario(
     run: Path | None,
     group_id: str | None,
     until: int | None,
+    selection: str | None,
     out: Path | None,
 ) -> None:
     """Run scenario files, or all that lie in a directory, and compare what happens with what they expect.
@@ -34,7 +39,8 @@ def scenario(
     couldn't be done, 2 if a file is malformed. Every file is run, whatever the others are.
 
     With --from RUN --group ID nothing is run of these: the smallest scenario is written in which the same is decided
-    about that group as in the run, up to event --until, or else until it left. Exits with 2 if there is none.
+    about that group as in the run, up to event --until, or else until it left. Exits with 2 if there is none. A
+    selection rule that was in the script that was run, which the log names __main__:rule, is named by --selection.
 
     \b
     Examples:
@@ -49,22 +55,25 @@ def scenario(
     if run is not None:
         if paths or group_id is None:
             raise click.UsageError("--from RUN makes a scenario: it needs --group ID, and no PATH.", ctx)
-        _from_run(run, group_id, until, out)
+        _from_run(run, group_id, until, selection, out)
         return
-    if group_id is not None or until is not None or out is not None:
-        raise click.UsageError("--group, --until and --out belong to --from RUN.", ctx)
+    if (group_id, until, selection, out) != (None, None, None, None):
+        raise click.UsageError("--group, --until, --selection and --out belong to --from RUN.", ctx)
     if not paths:
         raise click.UsageError("Missing argument 'PATH...'.", ctx)
     ctx.exit(importlib.import_module("groupstate.simulate.scenario").main_paths(paths))
 
 
-def _from_run(run: Path, group_id: str, until: int | None, out: Path | None) -> None:
+def _from_run(run: Path, group_id: str, until: int | None, selection: str | None, out: Path | None) -> None:
     records_of(run)  # for its error, where this is no run
-    found = importlib.import_module("groupstate.simulate.reproduce").reproduced_run(run, group_id, until)
+    found = importlib.import_module("groupstate.simulate.reproduce").reproduced_run(
+        run, group_id, until, selection=selection
+    )
     if out is None:
         click.echo(found.text, nl=False)
         return
-    out.write_text(found.text, encoding="utf-8")
+    with as_bad_input(out):
+        out.write_text(found.text, encoding="utf-8")
     click.echo(f"{out}: {found.steps} steps of the {found.told} of the run; run it with: groupstate scenario {out}")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from groupstate.cli.output import Section, while_read, write_json, write_sections
-from groupstate.cli.runs import beginning_of, first_of, nearest_book, records_of
+from groupstate.cli.runs import beginning_of, check_range, first_of, nearest_book, records_of
 from groupstate.core.book import Book
 from groupstate.core.events import Record
 from groupstate.errors import BadInput
@@ -55,6 +55,7 @@ def trace(run: Path, out: Path, tracks: str, first: int | None, last: int | None
       groupstate trace runs/demo -o trace.json.gz --tracks lane
       groupstate trace runs/demo -o trace.json --from 1200 --to 2400
     """
+    check_range(first, last)
     base, start = _from(run, first)
     records = _some(run, start, last)
     written = write_trace(records, out, base, tracks="lane" if tracks == "lane" else "group", overwrite=force)

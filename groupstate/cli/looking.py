@@ -14,7 +14,7 @@ import click
 from rich.text import Text
 
 from groupstate.cli.output import console, reader_has_gone, while_read, write, write_json, write_sections
-from groupstate.cli.runs import beginning_of, first_of, records_of
+from groupstate.cli.runs import beginning_of, check_range, first_of, records_of
 from groupstate.cli.sections import frontier_sections, overview_sections, story_sections
 from groupstate.cli.why_sections import batch_sections, wait_sections
 from groupstate.core.book import Book
@@ -77,6 +77,7 @@ def log(
       groupstate log runs/demo --from 100 --to 200 --json
       groupstate log runs/demo --follow
     """
+    check_range(first, last)
     wanted = _Wanted(group_id, kinds, first or 1)
     # Which groups a committed batch holds is told where it was sampled, so --group reads from the beginning.
     start = first if first is not None and not group_id else first_of(run)

@@ -75,8 +75,20 @@ def while_read() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes once more when it ends, and must not find the broken pipe then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nowhere()
+
+
+def _write_nowhere() -> None:
+    """Python flushes once more when it ends, and must not find the broken pipe then."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def nobody_reads() -> bool:
+    """Whether a broken pipe was standard output, which then goes nowhere from here on."""
+    gone = reader_has_gone()
+    if gone:
+        _write_nowhere()
+    return gone
 
 
 def reader_has_gone() -> bool:

@@ -100,15 +100,19 @@ def _good(found: Diagnosis) -> str:
     return f"events {found.first_seq} to {found.last_seq}{before}"
 
 
+def _torn(found: Diagnosis) -> str:
+    if found.damage:
+        return f"{found.torn_bytes} bytes at the end are no whole commit"
+    return f"{found.torn_bytes} bytes of an interrupted commit at the end; opening the run cuts them"
+
+
 def _rows(found: Diagnosis, written: Repaired | None, run: Path) -> list[tuple[str, str]]:
     rows = [("damage", found.damage or "none"), ("good", _good(found))]
     if found.behind:
         behind = f"{found.behind} good events between {found.first_behind} and {found.last_behind} are lost"
         rows.append(("behind the damage", behind))
     if found.torn_bytes:
-        rows.append(
-            ("torn", f"{found.torn_bytes} bytes of an interrupted commit at the end; opening the run cuts them")
-        )
+        rows.append(("torn", _torn(found)))
     if written is not None:
         files = f"{written.segments} segments, {written.payload_files} payload files ({written.linked} of them shared)"
         rows.append(("written", f"{written.path}: events {found.first_seq} to {written.last_seq}, {files}"))

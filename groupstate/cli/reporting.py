@@ -11,6 +11,7 @@ import click
 
 from groupstate.cli.runs import records_of
 from groupstate.inspect.disk import size_of
+from groupstate.inspect.writing import whole_file
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
 PROMPTS = click.option("--prompts/--no-prompts", default=True, help="With the beginnings of prompts; so by default.")
@@ -46,7 +47,8 @@ def report(ctx: click.Context, run: Path, out: Path, *, prompts: bool, check: bo
     """
     records_of(run)  # for its error, where this is no run
     made = importlib.import_module("groupstate.inspect.report_page").report(run, prompts=prompts, check=check)
-    _write(out, made.html(_name(run)))
+    with whole_file(out, overwrite=True) as beside:
+        beside.write_text(made.html(_name(run)), encoding="utf-8")
     click.echo(f"{out} ({size_of(out.stat().st_size)}): open it in a browser")
     for notice in made.notices:
         click.echo(f"groupstate: {notice.text}", err=True)
@@ -58,16 +60,6 @@ def report(ctx: click.Context, run: Path, out: Path, *, prompts: bool, check: bo
 def _name(run: Path) -> str:
     """What to call a run: its directory."""
     return run.resolve().name
-
-
-def _write(out: Path, text: str) -> None:
-    """The whole page or none: what was there stays until the new one is written."""
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(out)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @click.command(short_help="Show a run as a page that keeps up with it.")

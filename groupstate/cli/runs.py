@@ -6,7 +6,7 @@ from pathlib import Path
 
 from groupstate.core.book import Book
 from groupstate.core.events import Record
-from groupstate.errors import NotARun
+from groupstate.errors import BadInput, NotARun
 from groupstate.log.reading import beginning, first_event, read_book, read_log
 from groupstate.log.rundir import MARKER
 
@@ -30,6 +30,15 @@ def records_of(run: Path, first: int = 1, stop: int | None = None) -> Iterator[R
         if not found or "holds runs" in str(error):
             raise
         raise NotARun(f"{error}. Runs beneath it: {', '.join(map(str, found))}") from error
+
+
+def check_range(first: int | None, last: int | None) -> None:
+    """
+    Raises:
+        BadInput: `--to` lies before `--from`.
+    """
+    if first is not None and last is not None and last < first:
+        raise BadInput(f"event {last} (--to) comes before event {first} (--from); give the earlier one as --from")
 
 
 def beginning_of(run: Path) -> tuple[Book | None, int]:

@@ -1,6 +1,8 @@
 """`groupstate whatif`. What plays the rules is imported only when it is called."""
 
+import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ from groupstate.runtime.settings import parsed_assignments, read_settings
 if TYPE_CHECKING:
     from groupstate.simulate.whatif.compare import WhatIf
     from groupstate.simulate.whatif.figures import Figures
+
+Tell = Callable[["Figures"], str]
 
 COLUMNS = ("as it was", "own rules, played again", "other rules")
 
@@ -36,6 +40,9 @@ def whatif(run: Path, file: Path | None, changes: tuple[str, ...], seed: int, as
     metrics and tokens, and what the trainer did how long after what. Made anew: what is submitted, evicted, refilled
     and sampled, and how long the trainer waits. Prompts beyond those of the log, and sessions that were cut off, are
     drawn from the log, and counted: the figures are then an estimate. The run's own rules are played too, as a check.
+
+    A selection rule of yours that was in the script that was run, so that the log names it __main__:rule, is named anew
+    by --set selection=train:rule or path/to/train.py:rule; the check is played with it too if it has the same name.
 
     \b
     Examples:
@@ -60,20 +67,26 @@ def whatif(run: Path, file: Path | None, changes: tuple[str, ...], seed: int, as
 
 def _as_object(found: "WhatIf") -> dict[str, Any]:
     shown = {name: _figures(getattr(found, name)) for name in ("recorded", "replayed", "other")}
-    rest = {name: getattr(found, name) for name in ("parted", "stopped", "made_up", "until")}
+    rest = {name: getattr(found, name) for name in ("parted", "unchecked", "stand_in", "stopped", "made_up", "until")}
     return {**shown, "rules": found.rules.to_dict(), **rest}
 
 
-def _figures(figures: "Figures") -> dict[str, Any]:
+def _figures(figures: "Figures | None") -> dict[str, Any] | None:
+    if figures is None:
+        return None
     return {**attrs.asdict(figures), "reasons": dict(sorted(figures.reasons.items())), "waste": figures.waste}
 
 
 def _write(found: "WhatIf", table: dict[str, Any]) -> None:
     changed = ", ".join(f"{name} {_was(found.own, name)} -> {value}" for name, value in table.items())
     sides = (found.recorded, found.replayed, found.other)
-    reasons = sorted({reason for side in sides for reason in side.reasons})
-    rows = [(title, *(tell(side) for side in sides)) for title, tell in ROWS]
-    rows[3:3] = [(f"... {reason}", *(f"{side.reasons[reason]:,}" for side in sides)) for reason in reasons]
+    reasons = sorted({reason for side in sides if side is not None for reason in side.reasons})
+    tells: list[tuple[str, Tell]] = [
+        *ROWS[:3],
+        *((f"... {reason}", functools.partial(_evicted, reason)) for reason in reasons),
+        *ROWS[3:],
+    ]
+    rows = [(title, *("-" if side is None else tell(side) for side in sides)) for title, tell in tells]
     write_sections([Section("what if", (changed, *COLUMNS), rows)])
     write(f"as a check: {_check(found)}")
     if found.until:
@@ -90,16 +103,23 @@ def _was(own: Rules, name: str) -> Any:
 
 
 def _check(found: "WhatIf") -> str:
+    if found.unchecked:
+        return f"left out, since the run's own rules can't be played: {found.unchecked}"
+    own = f"the run's own rules{f' (with {found.stand_in})' if found.stand_in else ''}, played again"
     if found.is_exact:
-        return "the run's own rules, played again, decide everything as the log says"
-    return f"the run's own rules, played again, part from the log: {found.parted}"
+        return f"{own}, decide everything as the log says"
+    return f"{own}, part from the log: {found.parted}"
+
+
+def _evicted(reason: str, side: "Figures") -> str:
+    return f"{side.reasons[reason]:,}"
 
 
 def _share(side: "Figures") -> str:
     return f"{side.tokens_thrown:,} ({side.waste:.0%})"
 
 
-ROWS = (
+ROWS: tuple[tuple[str, Tell], ...] = (
     ("groups submitted", lambda side: f"{side.groups:,}"),
     ("... as refills", lambda side: f"{side.refills:,}"),
     ("groups evicted", lambda side: f"{side.evicted:,}"),

@@ -13,6 +13,7 @@ import msgspec
 from groupstate.batch import Batch, BatchGroup, Row
 from groupstate.core.trajectory import metrics_of
 from groupstate.errors import BadInput, MissingExtra
+from groupstate.inspect.writing import beside_of, remove_left_over
 
 ROW_GROUP_ROWS = 4_096
 """Rows that a Parquet file gathers before it writes them: some ten MB of tokens."""
@@ -46,12 +47,13 @@ def row_file(path: Path, *, overwrite: bool) -> RowFile:
     kinds: dict[str, type[_JsonLines | _Parquet]] = {".jsonl": _JsonLines, ".parquet": _Parquet}
     kind = kinds.get(path.suffix.lower())
     if kind is None:
-        raise BadInput(f"{path}: rows go to a .jsonl or a .parquet file, not {path.suffix or 'this'!r}")
+        what = "a folder" if path.is_dir() else "none by its name"
+        raise BadInput(f"rows go to a .jsonl or a .parquet file, and {str(path)!r} is {what}")
     if path.is_dir() or (os.path.lexists(path) and not overwrite):
         raise BadInput(_taken(path))
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove_left_over(path)
     try:
-        return kind(path, beside, overwrite=overwrite)
+        return kind(path, beside_of(path), overwrite=overwrite)
     except OSError as error:
         raise BadInput(f"{path} can't be written: {error.strerror}") from error
 

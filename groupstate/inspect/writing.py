@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,10 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
         raise BadInput(f"{path} is a directory; name a file")
     if os.path.lexists(path) and not overwrite:
         raise BadInput(_taken(path))
-    beside = _beside(path)
+    remove_left_over(path)
+    beside = beside_of(path)
     try:
-        with _as_bad_input(path):
+        with as_bad_input(path):
             beside.touch()
         yield beside
         _flush(beside)
@@ -39,7 +41,8 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
                 beside.rename(path)
         _flush(path.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(NotADirectoryError):
+            beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -53,9 +56,10 @@ def whole_folder(path: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
         BadInput: something lies at `path` that may not be replaced, or the folder around it can't be written to.
     """
     _check_folder(path, marker, overwrite=overwrite)
-    beside = _beside(path)
+    remove_left_over(path, folders=True)
+    beside = beside_of(path)
     try:
-        with _as_bad_input(path):
+        with as_bad_input(path):
             beside.mkdir()
         yield beside
         for file in sorted(beside.rglob("*")):
@@ -101,12 +105,44 @@ def _taken(path: Path) -> str:
     return f"{path} is there already; name another, or pass --force (overwrite=True)"
 
 
-def _beside(path: Path) -> Path:
+def beside_of(path: Path) -> Path:
+    """Where this process writes what comes to be `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
+def remove_left_over(path: Path, *, folders: bool = False) -> None:
+    """Remove what processes that were killed while they wrote `path` left beside it: files, or folders."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.([1-9][0-9]{{0,8}})\.tmp")
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(path.parent)):
+            match = name.fullmatch(entry.name)
+            if match is None or _runs(int(match[1])):
+                continue
+            with contextlib.suppress(OSError):
+                if folders and entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                elif not folders and entry.is_file(follow_symlinks=False):
+                    os.unlink(entry.path)
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process; another one with a number that came round counts too."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
+
+
 @contextlib.contextmanager
-def _as_bad_input(path: Path) -> Iterator[None]:
+def as_bad_input(path: Path) -> Iterator[None]:
+    """Turn what the system says into an error about the path that was named.
+
+    Raises:
+        BadInput: the path can't be written.
+    """
     try:
         yield
     except OSError as error:

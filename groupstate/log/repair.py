@@ -50,7 +50,7 @@ class Diagnosis:
     first_behind: int | None = None
     last_behind: int | None = None
     torn_bytes: int = 0
-    """An interrupted commit at the very end, which isn't damage: opening the run cuts it."""
+    """Of a commit at the very end that isn't whole. Without damage it was interrupted, and opening the run cuts it."""
     first_seq: int = 1
     """The first event that is still there; those before it went as the run's `keep_log` has it."""
     begins_at: int = 0

@@ -141,12 +141,14 @@ def _not_a_run_text(disk: Disk, run: RunDir, error: OSError) -> str:
     if not disk.exists(run.path):
         return f"{run.path} doesn't exist; name a run directory, the one that holds {MARKER}"
     parent = RunDir(os.path.dirname(run.path))
-    if disk.exists(parent.marker):
+    in_run = disk.exists(parent.marker)
+    if in_run and run.path in (parent.marker, parent.log, parent.payloads):
         return f"{run.path} is a part of a run; name the run directory itself: {parent.path}"
     inside = _runs_inside(disk, run)
     if inside:
         return f"{run.path} holds runs and is none itself; name one of them: {', '.join(inside)}"
-    return f"{run.path} is not a run directory: it has no {MARKER}. A run directory is made when a run is created"
+    where = f"The one that it lies in has: {parent.path}" if in_run else "A run directory is made when a run is created"
+    return f"{run.path} is not a run directory: it has no {MARKER}. {where}"
 
 
 def _runs_inside(disk: Disk, run: RunDir) -> list[str]:

@@ -41,7 +41,7 @@ LOST: Final = object()
 
 
 class _NotAsync(BadSettings):
-    """The session function isn't one."""
+    """The session function isn't one; told as `BadSettings`. A session may raise that as any other error."""
 
 
 _BREAKING: Final = (EngineDied, _NotAsync, KeyboardInterrupt, SystemExit)
@@ -203,7 +203,7 @@ class Session:
             _finish(ledger, ctx, task.result())
             self.over()
         elif isinstance(error, _BREAKING):
-            self.over(error)
+            self.over(BadSettings(str(error)) if isinstance(error, _NotAsync) else error)
         else:
             kind: ev.FailureKind = "refused" if isinstance(error, RequestRefused) else "error"
             retryable = isinstance(error, RetryableError | EngineUnavailable)

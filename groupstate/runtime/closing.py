@@ -40,13 +40,18 @@ class Closing:
     def begun(self) -> bool:
         return self._task is not None
 
+    @property
+    def over(self) -> bool:
+        return self._task is not None and self._task.done()
+
     async def close(self, reason: str, *, mark: bool = False) -> None:
         """Begin it, if nobody has, and wait for its end. See `Run.close`."""
         if self._task is None:
             self._controller.closing = True
             # A task of its own: a closing that was cut short would leave the lock behind, or events unkept.
             self._task = asyncio.ensure_future(self._close(reason, mark=mark))
-        await asyncio.wait({self._task})
+        if not self._task.done():
+            await asyncio.wait({self._task})
         if not self._told:
             self._told = True
             self._task.result()

@@ -182,7 +182,7 @@ class Controller:
             self.prompts.pop(event.group_id, None)
         elif isinstance(event, _MAKES_SUSPECT):
             self._suspects[event.group_id] = None
-            if isinstance(event, ev.SessionFailed) and event.failure not in {"cancelled", "spare"}:
+            if isinstance(event, ev.SessionFailed) and not self._asked_for(event):
                 self.last_failure = event
         elif isinstance(event, ev.GroupEvicted):
             self.missing.pop(event.group_id, None)
@@ -190,6 +190,10 @@ class Controller:
         elif isinstance(event, _AGES):
             self._aged = self._aged_in_flight = True
             self._published |= isinstance(event, ev.WeightsPublished)
+
+    def _asked_for(self, failed: ev.SessionFailed) -> bool:
+        """It was ended from here; a session that gives up by a cancellation of its own was not."""
+        return failed.failure == "spare" or (failed.failure == "cancelled" and failed.group_id in self.ledger.endings)
 
     def rejudge(self) -> None:
         """Put every terminal group before the rules again (after recovery)."""

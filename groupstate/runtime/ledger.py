@@ -6,6 +6,7 @@ Rule 3: a result for anything but the open attempt is fenced: recorded, counted,
 """
 
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -16,7 +17,15 @@ from groupstate.core.book import Book
 from groupstate.core.group import SETTLED, Group, fence_reason, terminal_event
 from groupstate.core.rules import Rules
 from groupstate.core.trajectory import checked, payload_of, record_of
-from groupstate.errors import LogError, LogFailed, SessionStateError, UnknownGroup, UnusableResult, WeightVersionError
+from groupstate.errors import (
+    LogError,
+    LogFailed,
+    SessionStateError,
+    UnknownBatch,
+    UnknownGroup,
+    UnusableResult,
+    WeightVersionError,
+)
 from groupstate.log.port import EventLog
 from groupstate.logs import Logger
 
@@ -67,6 +76,8 @@ class Ledger:
         """Called once all that `record` wrote is applied."""
         self.settle: Callable[[], None] = lambda: None
         """Runs the rules; called once a step from outside is recorded."""
+        self.run_key = str(getattr(event_log, "log_id", "")) or uuid.uuid4().hex
+        """What batches are told apart by that come from several runs. A log in memory has no id."""
         self.endings: dict[str, Ending] = {}
         """Groups whose open sessions are being ended, and that have not settled yet."""
 
@@ -289,6 +300,33 @@ class Ledger:
         if state != "open":
             raise SessionStateError(
                 f"session {session} of group {group.group_id!r} is {state}, so it cannot finish; start it first"
+            )
+
+    # Batches -----------------------------------------------------------------------------------------
+
+    def commit(self, batch: int, run_key: str = "") -> int:
+        """The trainer is done with a batch, for good. See `record`.
+
+        Args:
+            run_key: of the run that the batch was sampled from; empty where only its number is known.
+
+        Raises:
+            UnknownBatch: it isn't out, or is another run's.
+        """
+        self._need_own(batch, run_key, "commit")
+        return self.record(ev.BatchCommitted(batch))
+
+    def release(self, batch: int, run_key: str = "") -> int:
+        """Give a batch back untrained. See `commit`."""
+        self._need_own(batch, run_key, "release")
+        return self.record(ev.BatchReturned(batch, "released"))
+
+    def _need_own(self, batch: int, run_key: str, tried: str) -> None:
+        if run_key not in ("", self.run_key):
+            raise UnknownBatch(
+                batch,
+                tried,
+                f"is of run {run_key!r}, and this is run {self.run_key!r}; {tried} it where it was sampled",
             )
 
     # Groups and weights ------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ class Sampled:
     metrics: dict[str, float]
     keys: tuple[RowKey, ...]
     """All trajectories, in the order of the groups, then by session and index."""
+    run_id: str = attrs.field(default="", kw_only=True, eq=False, repr=False)
+    """See `groupstate.Batch`."""
 
     @property
     def group_ids(self) -> list[str]:
@@ -371,7 +373,7 @@ class StatusFeed:
         if waiter.claim is None:
             return None
         self._need_kept(waiter.claim.seq)
-        return _sampled(waiter.claim)
+        return _sampled(waiter.claim, self.ledger.run_key)
 
     def withdraw(self, waiter: Waiter, reason: str) -> None:
         """Whoever asked doesn't wait any more; a batch that he was given goes back."""
@@ -459,10 +461,10 @@ class StatusFeed:
         """The trainer is done with a batch, for good.
 
         Raises:
-            UnknownBatch: it was never sampled, or is committed or returned already.
+            UnknownBatch: it was never sampled, is committed or returned already, or is another run's.
             LogFailed: the log is broken.
         """
-        seq = self.ledger.record(ev.BatchCommitted(_number(batch)))
+        seq = self.ledger.commit(*_named(batch))
         self.ledger.settle()
         self._need_kept(seq)
 
@@ -481,12 +483,12 @@ class StatusFeed:
         """Give a batch back untrained. A group of it that isn't listed any more is evicted as damaged.
 
         Raises:
-            UnknownBatch: it was never sampled, or is committed or returned already.
+            UnknownBatch: it was never sampled, is committed or returned already, or is another run's.
             LogFailed: the log is broken.
         """
-        number = _number(batch)
+        number, run_key = _named(batch)
         out = self.book.batches.get(number)
-        seq = self.ledger.record(ev.BatchReturned(number, "released"))
+        seq = self.ledger.release(number, run_key)
         for group_id in () if out is None else out.group_ids:
             if group_id not in self._seen:
                 self._damaged(self.book.group(group_id), "it was removed outside")
@@ -532,15 +534,18 @@ class StatusFeed:
         return count
 
 
-def _sampled(claim: Claim) -> Sampled:
+def _sampled(claim: Claim, run_key: str) -> Sampled:
     keys = tuple(
         RowKey(group.group_id, number, row.index)
         for group in claim.groups
         for number, session in enumerate(group.sessions)
         for row in session.trajectories
     )
-    return Sampled(claim.batch, claim.groups, claim.lags, claim.weight_version, claim.metrics, keys)
+    return Sampled(claim.batch, claim.groups, claim.lags, claim.weight_version, claim.metrics, keys, run_id=run_key)
 
 
-def _number(batch: Sampled | int) -> int:
-    return batch.batch if isinstance(batch, Sampled) else integer("batch", batch, wanted="a batch or its number")
+def _named(batch: Sampled | int) -> tuple[int, str]:
+    """Its number, and the run that it is from as far as that is known."""
+    if isinstance(batch, Sampled):
+        return batch.batch, batch.run_id
+    return integer("batch", batch, wanted="a batch or its number"), ""

@@ -88,7 +88,8 @@ async def open_run(
         engine: what `ctx.generate` uses. It is not closed with the run.
         params: how it generates.
         group_size: sessions per group, where the prompt doesn't say.
-        weight_version: the trainer's version; None is 0 for a new run, the last published for an old one.
+        weight_version: the trainer's version, any integer, -1 too for weights from before a step 0; None is 0 for a new
+            run, the last published for an old one.
         resume_at: go back to this mark.
         on_rewind: with `resume_at`, what becomes of groups that ended on the line that is gone back from, those
             submitted after the mark or stamped above its version: `keep` them, or `evict` them as stale.
@@ -289,8 +290,18 @@ def _rollout(
     return Rollout(controller, session, engine=engine, params=params, cancel_grace_s=cancel_grace_s)
 
 
-def own_selection(rules: Rules) -> CustomRule | None:
+GIVE_IT = "give open_run(selection=...) the function itself"
+"""What whoever opens a run can do about a function that isn't found by its path."""
+
+BY_PATH = "name it as selection = 'module:function' or 'path/to/file.py:function'"
+"""What whoever writes a file of settings can."""
+
+
+def own_selection(rules: Rules, *, way_on: str = GIVE_IT) -> CustomRule | None:
     """The function that `selection` names; None if it is one of the library's.
+
+    Args:
+        way_on: what the caller can do where it isn't found, for the error.
 
     Raises:
         BadSettings: it can't be found, is async, or is the class of an object that was given.
@@ -300,7 +311,13 @@ def own_selection(rules: Rules) -> CustomRule | None:
     try:
         found = load_function(rules.selection, "selection")
     except BadInput as error:
-        raise BadSettings(f"{error}; or give open_run(selection=...) the function itself") from error
+        place, _, name = rules.selection.rpartition(":")
+        if place == "__main__":
+            raise BadSettings(
+                f"selection {rules.selection!r} was a function of the script that was run, and the one that runs now "
+                f"has no {name!r}; {way_on}"
+            ) from error
+        raise BadSettings(f"{error}; or {way_on}") from error
     if isinstance(found, type):
         raise BadSettings(
             f"selection {rules.selection!r} is a class, which makes no selection by itself; give "

@@ -28,6 +28,7 @@ from groupstate.errors import (
     IllegalTransition,
     LogFailed,
     RunIsClosed,
+    WrongEventLoop,
 )
 from groupstate.logs import Logger
 from groupstate.runtime import recovery
@@ -48,7 +49,12 @@ log = Logger("groupstate.run")
 
 
 class Run:
-    """An open run. Made by `open_run`; its plain methods may be called from any thread."""
+    """An open run. Made by `open_run`.
+
+    Its plain methods may be called from any thread; of those, what looks at the book alone (`book`, `sampleable_count`,
+    `explain`) waits for nobody, and off the loop's own thread may see it in the middle of a change. What is awaited
+    belongs to the event loop that the run was opened in: in another one it raises `WrongEventLoop`.
+    """
 
     def __init__(
         self, ledger: Ledger, controller: Controller, rollout: Rollout | None, engine: Engine | None, grace_s: float
@@ -66,6 +72,7 @@ class Run:
         )
         self._closing = Closing(ledger, controller, rollout, grace_s)
         self._thread = threading.get_ident()
+        self._loop = asyncio.get_running_loop()
         self._publishing = anyio.Lock()
         """One publication at a time, or the engine could end with other weights than the run says."""
         self._engine_told = False
@@ -107,6 +114,7 @@ class Run:
             SampleError: there never will be so many.
             RunIsClosed: the run closes first.
         """
+        self._need_loop("wait for groups")
         return await self._sampler.wait_sampleable(count, partition, timeout_s=timeout_s)
 
     def explain(self, partition: str = ev.TRAIN) -> Explanation:
@@ -244,6 +252,7 @@ class Run:
             RunIsClosed: the run is closed.
             LogFailed: the log has failed.
         """
+        self._need_loop("wait for a change")
         self._need_log("wait for a change")
         self._need_sound_log()
         await self._controller.changed.wait()
@@ -258,6 +267,7 @@ class Run:
         timeout_s: float | None = None,
     ) -> Batch:
         """Claim the oldest `batch_size` groups, waiting until there are so many. See `Sampler.sample`."""
+        self._need_loop("sample")
         return await self._sampler.sample(
             batch_size, weight_version=weight_version, partition=partition, timeout_s=timeout_s
         )
@@ -266,18 +276,24 @@ class Run:
         """The trainer is done with a batch, for good: a checkpoint holds what was learned from it.
 
         Raises:
-            UnknownBatch: it was never sampled, or is committed or returned already.
+            UnknownBatch: it was never sampled, is committed or returned already, or is another run's.
         """
-        seq = self._record(ev.BatchCommitted(_number(batch)), "commit")
+        self._need_loop("commit")
+        self._need_log("commit")
+        seq = self.ledger.commit(*_named(batch))
+        self._controller.settle()
         await self.ledger.log.durable(seq)
 
     async def release(self, batch: Batch | int) -> None:
         """Give a batch back untrained: its groups are sampleable again, with the lag they had.
 
         Raises:
-            UnknownBatch: it was never sampled, or is committed or returned already.
+            UnknownBatch: it was never sampled, is committed or returned already, or is another run's.
         """
-        seq = self._record(ev.BatchReturned(_number(batch), "released"), "release")
+        self._need_loop("release")
+        self._need_log("release")
+        seq = self.ledger.release(*_named(batch))
+        self._controller.settle()
         await self.ledger.log.durable(seq)
 
     async def publish_weights(self, weight_version: int, weights: Weights | None = None) -> None:
@@ -293,6 +309,7 @@ class Run:
             BadInput: the version is no integer. Nothing was touched.
         """
         weight_version = integer("weight_version", weight_version)
+        self._need_loop("publish weights")
         async with self._publishing:
             self._need_log("publish weights")
             if weights is not None and weight_version >= self.weight_version:
@@ -348,6 +365,7 @@ class Run:
             BadSettings: the run has no engine.
             EngineError: a turn is on already, or the engine isn't generating, or can't sleep.
             EngineDied: it is gone.
+            WrongEventLoop: this is not the event loop that the run was opened in.
         """
         return TrainerTurn(self, sleep=boolean("sleep", sleep))
 
@@ -414,11 +432,13 @@ class Run:
             DamagedPayload: what a session returned can't be read.
             RolloutDied, RunIsClosed, LogFailed: as `sample` raises them.
         """
+        self._need_loop("validate")
         return await validated(self, prompts, n=n, params=params, greedy=greedy, timeout_s=timeout_s)
 
     async def checkpoint(self, name: str = "") -> CheckpointMark:
         """Mark this place in the log. Keep the mark beside the weights; `open_run(resume_at=mark)` goes back."""
         string("name", name)
+        self._need_loop("mark a checkpoint")
         self._need_log("mark a checkpoint")
         mark = recovery.mark(self.ledger, name)
         self._controller.settle()
@@ -440,6 +460,8 @@ class Run:
         """
         string("reason", reason)
         boolean("mark", mark)
+        if not self._closing.over:
+            self._need_loop("close")
         await self._closing.close(reason, mark=mark)
 
     def hurry(self) -> None:
@@ -459,6 +481,21 @@ class Run:
             return function()
         assert self.portal is not None
         return self.portal.call(function)
+
+    def _need_loop(self, tried: str) -> None:
+        """Refuse to wait anywhere but in the run's own event loop: what a wait is for is told there, and nowhere else.
+
+        Raises:
+            WrongEventLoop: this is another one.
+            RunIsClosed: it is, and the run is closed.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            self._need_log(tried)
+            raise WrongEventLoop(
+                f"cannot {tried} in this event loop: the run lives in the one that it was opened in; await it there, "
+                "from a thread by asyncio.run_coroutine_threadsafe(..., loop), or open the run with "
+                "groupstate.sync.open_run"
+            )
 
     def _record(self, event: ev.AnyEvent, tried: str) -> int:
         self._need_log(tried)
@@ -483,5 +520,8 @@ def _check_id(group_id: str) -> None:
     string("group_id", group_id, wanted="the id of a group, a string")
 
 
-def _number(batch: Batch | int) -> int:
-    return batch.number if isinstance(batch, Batch) else integer("batch", batch, wanted="a Batch or its number")
+def _named(batch: Batch | int) -> tuple[int, str]:
+    """Its number, and the run that it is from as far as that is known."""
+    if isinstance(batch, Batch):
+        return batch.number, batch.run_id
+    return integer("batch", batch, wanted="a Batch or its number"), ""

@@ -91,7 +91,7 @@ class Sampler:
             await self._ledger.log.durable(waiter.claim.seq)
             data, damaged = await self._payloads(waiter.claim)
             if not damaged:
-                return _batch(waiter.claim, partition, data)
+                return _batch(waiter.claim, partition, data, self._ledger.run_key)
             if partition != TRAIN:
                 group_id, text = next(iter(damaged.items()))
                 raise DamagedPayload(f"validation group {group_id!r}: {text}")
@@ -278,9 +278,9 @@ def check_partition(partition: str) -> None:
         raise BadSettings(f"there is no partition {shown(partition)}; it is {TRAIN!r} or {VALIDATION!r}")
 
 
-def _batch(claim: Claim, partition: str, data: dict[int, bytes]) -> Batch:
+def _batch(claim: Claim, partition: str, data: dict[int, bytes], run_key: str) -> Batch:
     groups = tuple(_batch_group(g, lag, data) for g, lag in zip(claim.groups, claim.lags, strict=True))
-    return Batch(claim.batch, partition, groups, claim.weight_version, claim.tally)
+    return Batch(claim.batch, partition, groups, claim.weight_version, claim.tally, run_id=run_key)
 
 
 def _batch_group(group: Group, lag: int, data: dict[int, bytes]) -> BatchGroup:

@@ -7,10 +7,11 @@ refused before prompts are skipped or repeated.
 """
 
 import itertools
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 import msgspec
@@ -243,6 +244,11 @@ def as_source(value: Any) -> Source:
     dataset names to such."""
     if isinstance(value, Mapping):
         return MixedSource(value)
+    if isinstance(value, str) and Path(value).suffix.lower() not in _READERS and not os.path.isdir(value):
+        raise BadInput(
+            f"prompts are read from a .jsonl or a .parquet file, and {shown(value)} is none by its name; if it is a "
+            "prompt itself, give a list with it in it"
+        )
     if isinstance(value, (str, Path)):
         return file_source(Path(value))
     if hasattr(value, "draw"):
@@ -271,10 +277,10 @@ def file_source(path: Path, *, epochs: int | None = 1, shuffle_seed: int | None 
     Raises:
         BadInput: no such file, another ending, or a row that can't be used (named by its number).
     """
-    readers = {".jsonl": _jsonl_rows, ".json": _jsonl_rows, ".parquet": _parquet_rows}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise BadInput(f"{path}: prompts come from a .jsonl or a .parquet file, not {path.suffix or 'this'!r}")
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None or os.path.isdir(path):
+        what = "a folder" if os.path.isdir(path) else "none by its name"
+        raise BadInput(f"prompts are read from a .jsonl or a .parquet file, and {str(path)!r} is {what}")
     if not path.is_file():
         raise BadInput(f"{path}: there is no such file")
     prompts, seen = [], dict[str, int]()
@@ -311,3 +317,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     except (pa.ArrowException, OSError) as error:
         raise BadInput(f"{path}: not a readable Parquet file: {error}") from error
     yield from enumerate(table.to_pylist(), 1)
+
+
+_READERS: Final = {".jsonl": _jsonl_rows, ".json": _jsonl_rows, ".parquet": _parquet_rows}
+"""By the ending of a file's name, what reads its rows."""

@@ -90,7 +90,9 @@ class TrainerTurn:
         Raises:
             BadSettings: the run has no engine.
             EngineError: it can't be taken now.
+            WrongEventLoop: this is not the run's.
         """
+        self._run._need_loop("begin a trainer's turn")
         engine = self._run.engine
         if engine is None:
             raise BadSettings("a trainer's turn pauses the run's engine, and this run has none; open_run(engine=...)")

@@ -20,7 +20,7 @@ from groupstate.core.book import Book
 from groupstate.core.invariants import UNCOUNTED, Checker
 from groupstate.core.standing import Standing
 from groupstate.engines.scripted import ScriptedEngine
-from groupstate.errors import GroupstateError, LogError, LogFailed, RolloutDied
+from groupstate.errors import BadSettings, GroupstateError, LogError, LogFailed, RolloutDied
 from groupstate.log.file import FileLog
 from groupstate.runtime.opening import open_run
 from groupstate.runtime.run import Run
@@ -182,7 +182,11 @@ class Life:
     # The life ---------------------------------------------------------------------------------------------
 
     async def live(self) -> None:
-        """From opening to end; what became of it is in `how`, `breach` and `left`."""
+        """From opening to end; what became of it is in `how`, `breach` and `left`.
+
+        Raises:
+            BadSettings: no run can be opened with the settings of the plan.
+        """
         self.loop.set_exception_handler(self._unhandled)
         self._plan_faults()
         try:
@@ -194,6 +198,10 @@ class Life:
                 self.log_failed(error)
         except Breach as breach:
             self.breached(breach)
+        except BadSettings as error:
+            if self._run is None and not self.history.kept:
+                raise BadSettings(f"no run can be opened so: {error}") from error
+            self.unexpected("the run", error)
         except GroupstateError as error:
             # That the rollout died is told at the end where nobody waited for it.
             if not (isinstance(error, RolloutDied) and self.engine_died):

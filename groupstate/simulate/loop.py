@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from groupstate.errors import GroupstateError
+from groupstate.simulate.blocked import blocked_tasks
 
 T = TypeVar("T")
 
@@ -32,7 +33,10 @@ WAIT_MAX_S = 86_400.0
 
 
 class Deadlock(GroupstateError):
-    """Every task is blocked and no timer is pending, or there are only timers, without an end."""
+    """Every task is blocked and no timer is pending, or there are only timers, without an end.
+
+    Its notes say where the tasks wait.
+    """
 
 
 TIMERS_CANCELLED_MAX = 100
@@ -81,6 +85,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """
         self.now_s = now_s
         self.until_s = until_s
+        self.explainers: list[Callable[[], str]] = []
+        """Say of a deadlock what is waited for."""
         self._resolution_s = RESOLUTION_S
         self._numbers = itertools.count()
         self._timers: list[tuple[float, int, _Handle]] = []
@@ -202,6 +208,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _listen(self) -> None:
         self._process_events(self._selector.select(0))
 
+    def _deadlock(self, text: str) -> Deadlock:
+        """With who waits where, and what the runs say of it, as notes."""
+        error = Deadlock(text)
+        for note in (*blocked_tasks(self), *(explain() for explain in self.explainers)):
+            error.add_note(note)
+        return error
+
     def _jump(self) -> None:
         """
         Raises:
@@ -213,9 +226,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if self._ready:
                 return
         if not self._timers:
-            raise Deadlock("every task is blocked and no timer is pending")
+            raise self._deadlock("every task is blocked and no timer is pending")
         if self.now_s > self.until_s:
-            raise Deadlock(f"the clock is past {self.until_s:g} s, and there is no end")
+            raise self._deadlock(f"the clock is past {self.until_s:g} s, and there is no end")
         wait_s = self._timers[0][0] - self.now_s
         if wait_s > 0.0:
             self.now_s += wait_s if wait_s < WAIT_MAX_S else WAIT_MAX_S

@@ -11,6 +11,7 @@ import msgspec
 
 from groupstate.core.rules import Rules, rules_from_dict
 from groupstate.engines.port import InFlight
+from groupstate.runtime.opening import BY_PATH, own_selection
 from groupstate.simulate.lots import Law
 
 KeepLog: TypeAlias = Literal["all", "archive"] | int
@@ -162,6 +163,13 @@ class Plan(Part, frozen=True):
             BadSettings: rules that can't be.
         """
         return rules_from_dict({**self.rules, "stall_s": 0.0}, "rules of the plan")
+
+    def check(self) -> None:
+        """
+        Raises:
+            BadSettings: rules that can't be, or a selection function that isn't found.
+        """
+        own_selection(self.made_rules(), way_on=BY_PATH)
 
     def changed(self, **changes: Any) -> "Plan":
         return msgspec.structs.replace(self, **changes)

@@ -96,5 +96,5 @@ def read_plan(path: Path) -> Plan:
         near = [near for key in data for near in nearest(key, Plan.__struct_fields__) if key != near]
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise BadInput(f"{path} is no plan of a simulation: {error}{hint}") from error
-    plan.made_rules()
+    plan.check()
     return plan

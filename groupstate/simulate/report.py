@@ -118,15 +118,27 @@ def _report(outcome: Outcome, options: str, out: Path, say: Say) -> None:
     say("making it smaller ...")
     small = shrunk(outcome)
     found = small.outcome
-    out.mkdir(parents=True, exist_ok=True)
     file = out / f"seed-{seed}.plan.toml"
-    file.write_text(plan_text(found.plan), encoding="utf-8")
     say(f"after {small.runs} runs: {found.lifetimes} lifetimes, {found.events} events\n{found.breach}")
+    if not _written(file, plan_text(found.plan), say):
+        return
     say(f"again, smaller: groupstate simulate --plan {file}")
     scenario = retold(found.plan, found.records, breach.kind, f"Seed {seed}: {breach.kind}")
     if scenario is None:
         say("it can't be said as a scenario file: what goes wrong depends on time, on a crash or on who waits")
         return
     file = out / f"seed-{seed}.scenario.toml"
-    file.write_text(scenario, encoding="utf-8")
+    if not _written(file, scenario, say):
+        return
     say(f"as a scenario: groupstate scenario {file}\n{scenario}")
+
+
+def _written(file: Path, text: str, say: Say) -> bool:
+    """Keep what was found, at least before the eyes of whoever looks for it: it may have taken hours."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        say(f"{file} can't be written: {error.strerror}; it would be:\n{text}")
+        return False
+    return True

@@ -24,6 +24,7 @@ from groupstate.inspect.unknown import unknown_group
 from groupstate.inspect.words import in_words, kind_of, one_line
 from groupstate.log.reading import beginning, read_book, read_log
 from groupstate.runtime.ledger import DOOMED
+from groupstate.runtime.opening import own_selection
 from groupstate.simulate.kinds import MalformedScenario
 from groupstate.simulate.retold import After, Step, Teller, scenario_text
 from groupstate.simulate.scenario import StepFailed, play
@@ -79,7 +80,12 @@ class Reproduced:
 
 
 def reproduced(
-    records: Iterable[ev.Record], group_id: str, until: int | None = None, base: Book | None = None
+    records: Iterable[ev.Record],
+    group_id: str,
+    until: int | None = None,
+    base: Book | None = None,
+    *,
+    selection: str | None = None,
 ) -> Reproduced:
     """A scenario in which the same is decided about a group.
 
@@ -87,14 +93,18 @@ def reproduced(
         until: the last event that counts; None for the one with which the group left, or else the last.
         base: the book before the first of the records; None where they are all that there were. What happened up to
             then can't be told, so the group must have been submitted since.
+        selection: where the run's selection function is found, if the path that the log has leads nowhere: of one that
+            was in the script that was run it leads to whatever is run now.
 
     Raises:
         UnknownGroup: the log never submitted it, or its submission is gone.
-        BadInput: there is no such event, or the group came after it.
+        BadInput: there is no such event, or the group came after it; `selection` is given, and the run's was none of
+            the user's own.
+        BadSettings: the selection function isn't found.
         NotReproduced: no scenario of steps leads to the decision; the text says what may be behind it.
         LogError: the log isn't one that a run wrote.
     """
-    situation = _situation(list(records), group_id, until, base)
+    situation = _situation(list(records), group_id, until, base, selection)
     told = list(_told(situation))
     maker = _Maker(situation)
     found = next((kept for kept in _guesses(situation, told) if maker.leads_there(kept)), None)
@@ -105,12 +115,14 @@ def reproduced(
     return Reproduced(situation.decision, _text(situation, steps), len(steps), len(told))
 
 
-def reproduced_run(path: str | os.PathLike[str], group_id: str, until: int | None = None) -> Reproduced:
+def reproduced_run(
+    path: str | os.PathLike[str], group_id: str, until: int | None = None, *, selection: str | None = None
+) -> Reproduced:
     """The same of a run directory: no more than what follows the nearest snapshot before the group's submission is
     replayed and told, unless the decision needs what came before.
 
     Raises:
-        UnknownGroup, BadInput, NotReproduced, LogError: see `reproduced`.
+        UnknownGroup, BadInput, BadSettings, NotReproduced, LogError: see `reproduced`.
         NotARun, CorruptLog, LostEvents, UnsupportedLog: it can't be read.
     """
     base, start = beginning(path)
@@ -120,10 +132,10 @@ def reproduced_run(path: str | os.PathLike[str], group_id: str, until: int | Non
         near = read_book(path, submitted - 1)
         if near is not None and near.last_seq >= start:
             try:
-                return reproduced(read_log(path, near.last_seq + 1, seq + 1), group_id, seq, near)
+                return reproduced(read_log(path, near.last_seq + 1, seq + 1), group_id, seq, near, selection=selection)
             except NotReproduced:
                 pass  # groups of before take part in it
-    return reproduced(read_log(path, start), group_id, until, base)
+    return reproduced(read_log(path, start), group_id, until, base, selection=selection)
 
 
 # What was decided ------------------------------------------------------------------------------------------
@@ -147,9 +159,20 @@ class _Situation:
     requests: frozenset[int]
     """Requests that waited then, and the one whose batch took it."""
     run_id: str
+    selection: str | None
+    """Where the run's own selection function is found; None: where the log says."""
+
+    def settings(self, rules: Mapping[str, Any]) -> dict[str, Any]:
+        """Rules of the log as the scenario has them: what isn't the default."""
+        settings = _settings(rules)
+        if self.selection is not None and known_rules(rules).has_own_selection:
+            settings["selection"] = self.selection
+        return settings
 
 
-def _situation(records: list[ev.Record], group_id: str, until: int | None, base: Book | None) -> _Situation:
+def _situation(
+    records: list[ev.Record], group_id: str, until: int | None, base: Book | None, selection: str | None
+) -> _Situation:
     start = 1 if base is None else base.last_seq + 1
     first, decided, _ = _places(records, group_id)
     if not first:
@@ -193,9 +216,25 @@ def _situation(records: list[ev.Record], group_id: str, until: int | None, base:
     )
     there = {*book.groups, *(() if batch is None else batch.group_ids)}
     waiting = {*book.requests, *(() if batch is None else (batch.request,))}
+    _need_selection(in_force, selection)
     return _Situation(
-        group_id, decision, prefix, rules, version, first, frozenset(there), frozenset(waiting), book.run_id
+        group_id, decision, prefix, rules, version, first, frozenset(there), frozenset(waiting), book.run_id, selection
     )
+
+
+def _need_selection(rules: Rules, selection: str | None) -> None:
+    """
+    Raises:
+        BadSettings: the selection function isn't found.
+        BadInput: one is given for rules that have none.
+    """
+    if selection is not None:
+        if not rules.has_own_selection:
+            raise BadInput(f"the run's selection is {rules.selection!r}, not a function of yours: leave selection out")
+        rules = rules.changed(selection=selection)
+    name = rules.selection.rpartition(":")[2]
+    way_on = f"name the module or the file that has it: --selection train:{name} or path/to/train.py:{name}"
+    own_selection(rules, way_on=way_on)
 
 
 def _places(records: Iterable[ev.Record], group_id: str) -> tuple[int, int, int]:
@@ -264,7 +303,7 @@ def _told(situation: _Situation) -> Iterator[_Told]:
             opening += verb in {"close", "crash"}
             if isinstance(event, ev.RunRecovered) and verb == "recover" and event.rules != rules:
                 rules = dict(event.rules)
-                step["rules"] = _settings(rules)
+                step["rules"] = situation.settings(rules)
             about = _about(number, verb, step, event, served, opening)
             yield attrs.evolve(about, lives=lives[about.group])
 
@@ -322,7 +361,7 @@ class _Maker:
 
     def __init__(self, situation: _Situation) -> None:
         self.situation = situation
-        self.rules = _settings(situation.rules)
+        self.rules = situation.settings(situation.rules)
         self.steps_played = 0
         self.why_not = ""
         """What the last one that was played led to."""
@@ -536,4 +575,4 @@ def _text(situation: _Situation, steps: Sequence[Step]) -> str:
         f"# Told from run {situation.run_id}, up to event {last.seq}: {kind_of(last.event)} {in_words(last.event)}",
         "# What was done about other groups is left out where the decision is the same without it.",
     ]
-    return "\n".join([*head, scenario_text(_settings(situation.rules), steps, title)])
+    return "\n".join([*head, scenario_text(situation.settings(situation.rules), steps, title)])

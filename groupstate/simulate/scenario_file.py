@@ -13,6 +13,7 @@ from groupstate.core.phases import Phase
 from groupstate.core.prompt import GROUP_SIZE_MAX
 from groupstate.core.rules import Rules, rules_from_dict
 from groupstate.errors import BadSettings, GroupstateError
+from groupstate.runtime.opening import BY_PATH, own_selection
 from groupstate.simulate.kinds import (
     Flag,
     Form,
@@ -203,9 +204,14 @@ def parse(data: dict[str, Any], path: str = "scenario") -> Scenario:
 def _rules(data: Any, where: str) -> Rules:
     RulesTable().check(data, where)
     try:
-        return rules_from_dict(data, where)
+        rules = rules_from_dict(data, where)
     except BadSettings as error:
         raise MalformedScenario(str(error)) from error
+    try:
+        own_selection(rules, way_on=BY_PATH)
+    except BadSettings as error:
+        raise MalformedScenario(f"{where}: {error}") from error
+    return rules
 
 
 def _source(data: Any, where: str) -> tuple[tuple[str, ...] | dict[str, tuple[str, ...]] | None, bool]:

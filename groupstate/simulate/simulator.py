@@ -55,9 +55,9 @@ def simulate(plan: Plan) -> Outcome:
     """Run a plan to its end.
 
     Raises:
-        BadSettings: rules that can't be.
+        BadSettings: settings that can't be.
     """
-    plan.made_rules()
+    plan.check()
     with _undisturbed():
         return _Simulation(plan).run()
 

@@ -101,13 +101,22 @@ async def scripted_engine() -> AsyncIterator[Callable[..., ScriptedEngine]]:
 @pytest.fixture
 def open_virtual_run(virtual_loop: VirtualLoop) -> Callable[..., AbstractAsyncContextManager[Run]]:
     """`open_run` for a test in virtual time: in memory, on the loop's clock, without the stall warning, whose timer
-    would keep a deadlock from being seen. At the end of the block the log is held against the invariants."""
+    would keep a deadlock from being seen. The error of one says what the run waits for. At the end of the block the
+    log is held against the invariants."""
 
     @asynccontextmanager
     async def opened(path: Any = None, *, rules: Rules | None = None, **options: Any) -> AsyncIterator[Run]:
         settings = {"clock_ns": virtual_loop.clock_ns, **options}
         async with open_run(path, rules=(rules or Rules()).changed(stall_s=0), **settings) as run:
-            yield run
+
+            def told() -> str:
+                return f"the run: {run.explain()}"
+
+            virtual_loop.explainers.append(told)
+            try:
+                yield run
+            finally:
+                virtual_loop.explainers.remove(told)
         assert_invariants(run.ledger.log)
 
     return opened

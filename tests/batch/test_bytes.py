@@ -1,6 +1,7 @@
 """A batch as bytes, for the other ranks of a trainer."""
 
 import attrs
+import msgspec
 import pytest
 from hypothesis import given
 
@@ -13,6 +14,10 @@ from .builders import batch, batches, group, row
 @given(made=batches())
 def test_bytes_give_an_equal_batch_back(made: Batch):
     assert Batch.from_bytes(made.to_bytes()) == made
+
+
+async def scored(ctx):
+    return Trajectory(reward=float(ctx.session))
 
 
 async def test_a_sampled_batch_comes_back_equal():
@@ -34,6 +39,22 @@ async def test_a_sampled_batch_comes_back_equal():
 
         assert back == sampled
         assert [r.key for r in back.rows] == [r.key for r in sampled.rows]
+
+
+async def test_the_run_of_a_batch_goes_along():
+    async with open_run(session=scored, group_size=2) as run:
+        run.submit("p")
+        sampled = await run.sample(1)
+
+        assert Batch.from_bytes(sampled.to_bytes()).run_id == sampled.run_id != ""
+
+
+def test_bytes_from_before_batches_knew_their_run_are_read():
+    made = batch(group([row()]))
+    told = msgspec.msgpack.decode(made.to_bytes())
+    assert told[-1] == made.run_id == ""
+
+    assert Batch.from_bytes(msgspec.msgpack.encode(told[:-1])) == made
 
 
 def test_lists_become_tuples():

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupstate import Batch, Trajectory
-from groupstate.errors import BadSettings
-from groupstate.tensors import UnusableBatch, group_advantages
+from groupstate.errors import BadSettings, UnusableBatch
+from groupstate.tensors import group_advantages
 
 from .builders import batch, batches, group, row, small
 

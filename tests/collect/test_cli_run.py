@@ -401,9 +401,11 @@ def test_a_killed_run_is_resumed_without_doubles():
     wait_for_work()
     process.kill()
     process.communicate()
+    assert Path(f".out.jsonl.{process.pid}.tmp").exists()
     resumed = collect("--resume")
 
     assert resumed.exit_code == 0, resumed.output
+    assert list(Path().glob(".*.tmp")) == []
     assert Counter(row["group_id"] for row in rows()) == {f"p{i}": 2 for i in range(20)}
 
 

@@ -301,7 +301,8 @@ async def test_the_prompts_are_not_the_place_for_the_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("rows.csv", "not '.csv'"), ("no/rows.jsonl", "can't be written"), (".", "not 'this'")]
+    ("name", "what"),
+    [("rows.csv", "rows.csv' is none by its name"), ("no/rows.jsonl", "can't be written"), (".", "is a folder")],
 )
 async def test_places_that_cannot_be(tmp_path, name, what):
     with pytest.raises(BadInput, match=what):

@@ -1,5 +1,6 @@
 """`docs/api.md` names everything that is public, and every error, once."""
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import groupstate
-from groupstate import errors
+from groupstate import errors, tensors
 
+PACKAGE = Path(groupstate.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 ERRORS = [name for name, value in vars(errors).items() if inspect.isclass(value)
           and issubclass(value, errors.GroupstateError)]  # fmt: skip
@@ -33,6 +35,26 @@ def test_each_error_is_in_its_table(name):
     section = PAGE.partition("## Errors")[2].partition("## Other")[0]
 
     assert f"`{name}`" in section
+
+
+def test_what_a_run_and_its_batches_raise_is_defined_among_the_errors():
+    folders = ("batch", "tensors", "core", "log", "runtime")
+    modules = [path for folder in folders for path in sorted(PACKAGE.glob(f"{folder}*")) if path.name != "__pycache__"]
+    files = [file for path in modules for file in ([path] if path.suffix else sorted(path.rglob("*.py")))]
+    classes = [
+        (file.name, node.name)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        and {base.id for base in node.bases if isinstance(base, ast.Name)} & set(ERRORS)
+    ]  # fmt: skip
+
+    assert len(files) > 80
+    assert classes == []
+
+
+def test_an_error_that_was_elsewhere_can_be_had_from_there():
+    assert tensors.UnusableBatch is errors.UnusableBatch
 
 
 def test_the_attributes_of_errors_are_those_that_they_have():

@@ -62,13 +62,11 @@ def test_events_are_printed_one_per_line_with_tabs(kept: Kept) -> None:
         (["--group", "b", "--from", 8], [8, 9]),
         (["--group", "b", "--kind", "batch_committed", "--limit", 1], [9]),
         (["--from", 12], []),
-        (["--from", 3, "--to", 2], []),
         (["--group", "a", "--from", 12], []),
         (["--group", "a", "--kind", "batch_sampled"], []),
         (["--follow", "--limit", 3], [1, 2, 3]),
         (["--follow", "--to", 2], [1, 2]),
         (["--follow", "--from", 8, "--to", 9], [8, 9]),
-        (["--follow", "--from", 3, "--to", 2], []),
     ],
 )
 def test_what_is_wanted_of_a_log(kept: Kept, options: list[Any], seqs: list[int]) -> None:
@@ -496,3 +494,44 @@ def test_show_says_what_a_run_was_closed_with(kept: Kept, reason: str, state: st
 
     assert f"run\tstate\t{state}" in lines("show", run)
     assert json.loads(call("show", run, "--json").stdout)["header"]["closed_for"] == reason
+
+
+# Where it can't be written -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["none", "file"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("report",), ("-o", "x.html")),
+        (("trace",), ("-o", "x.json")),
+        (("export",), ("--parquet", "tables")),
+        (("export",), ("--redact", "x.tar.gz")),
+        (("export",), ("--redact", "copy")),
+        (("scenario", "--from"), ("--group", "p7", "--out", "x.toml")),
+    ],
+    ids=["report", "trace", "export", "redact packed", "redact", "scenario"],
+)
+def test_a_place_that_can_not_be_written_is_told_by_its_name(
+    tmp_path: Path, folder: str, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    run = Path(__file__).parent.parent / "broken_runs" / "dry_source"
+    (tmp_path / "file").write_text("")
+    out = tmp_path / folder / after[-1]
+
+    result = call(*before, run, *after[:-1], out)
+
+    why = {"none": "No such file or directory", "file": "Not a directory"}[folder]
+    assert (result.exit_code, result.stderr) == (2, f"groupstate: {out} can't be written: {why}\n")
+
+
+@pytest.mark.parametrize(
+    "command", [("log",), ("log", "--follow"), ("trace", "-o", "x.json")], ids=["log", "follow", "trace"]
+)
+def test_a_range_that_ends_before_it_begins_is_refused(driven: Path, command: tuple[str, ...]) -> None:
+    result = call(command[0], driven, *command[1:], "--from", 10, "--to", 5)
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "groupstate: event 5 (--to) comes before event 10 (--from); give the earlier one as --from\n"
+    )

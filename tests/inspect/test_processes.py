@@ -86,6 +86,17 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
         assert process.stderr.read() == ""
 
 
+def test_a_command_that_writes_as_it_goes_ends_quietly_when_nobody_reads() -> None:
+    with started("explore", "drop", "wait") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("drop: ")
+        process.stdout.close()
+
+        assert process.wait(timeout=60) == 0
+        assert process.stderr.read() == ""
+
+
 def test_looking_at_a_log_needs_no_torch(driven: Path) -> None:
     code = (
         "import sys; from groupstate.cli import main; main(['log', sys.argv[1]], standalone_mode=False); "

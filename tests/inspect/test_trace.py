@@ -381,7 +381,7 @@ def test_a_file_that_is_there_is_replaced_only_if_asked(driven: Path, tmp_path: 
     ("options", "text"),
     [
         (["--from", "9999"], "there is no event 9998: the log has events 1 to"),
-        (["--from", "9", "--to", "8"], "no event from 9 to 8"),
+        (["--from", "9", "--to", "8"], "event 8 (--to) comes before event 9 (--from)"),
         (["-o", "nowhere/t.json"], "nowhere/t.json can't be written: No such file"),
     ],
 )

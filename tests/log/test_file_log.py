@@ -165,8 +165,31 @@ def test_a_path_that_is_not_a_run_says_what_would_be_right(tmp_path):
     assert "doesn't exist; name a run directory" in not_a_run(tmp_path / "none")
     assert "holds runs and is none itself; name one of them: one, two" in not_a_run(tmp_path / "runs")
     assert f"name the run directory itself: {tmp_path}/runs/one" in not_a_run(tmp_path / "runs" / "one" / "log")
-    assert "is not a run directory: it has no run.json" in not_a_run(tmp_path / "empty")
+    for part in ("payloads", "run.json"):
+        assert "is a part of a run; name the run directory itself" in not_a_run(tmp_path / "runs" / "one" / part)
+    assert "is not a run directory: it has no run.json. A run dir" in not_a_run(tmp_path / "empty")
     assert "is not a run directory" in not_a_run(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "checkpoints", "log.txt"])
+def test_what_lies_beside_the_files_of_a_run_is_no_part_of_it(tmp_path, name):
+    asyncio.run(close(FileLog.create(tmp_path / "one")))
+    if "." in name:
+        (tmp_path / "one" / name).write_text("")
+    else:
+        (tmp_path / "one" / name).mkdir()
+
+    told = not_a_run(tmp_path / "one" / name)
+    assert told.endswith(
+        f"{name} is not a run directory: it has no run.json. The one that it lies in has: {tmp_path}/one"
+    )
+
+
+def test_a_run_that_lies_in_a_folder_of_another_is_named(tmp_path):
+    asyncio.run(close(FileLog.create(tmp_path / "one")))
+    asyncio.run(close(FileLog.create(tmp_path / "one" / "more" / "two")))
+
+    assert "holds runs and is none itself; name one of them: two" in not_a_run(tmp_path / "one" / "more")
 
 
 def test_a_run_json_of_somebody_else_is_no_run(tmp_path):

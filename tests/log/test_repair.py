@@ -353,6 +353,20 @@ def test_the_command_says_what_is_torn_and_where_nothing_is_left(on_disk):
     assert "repair\tto do\tnothing can be kept" in call(run).output
 
 
+def test_the_command_does_not_call_an_acknowledged_end_that_is_cut_an_interrupted_commit(on_disk):
+    run, _ = on_disk
+    for name in SEGMENTS[1:]:
+        (run / "log" / name).unlink()
+    first = run / "log" / SEGMENTS[0]
+    first.write_bytes(first.read_bytes()[:-2])
+
+    told = call(run).output
+
+    assert "repair\tdamage\t" in told
+    assert "bytes at the end are no whole commit\n" in told
+    assert "opening the run" not in told
+
+
 def test_a_snapshot_of_what_is_kept_goes_along():
     disk, book = FaultyDisk(), Book()
     log = FileLog.create(RUN, **settings(disk))

@@ -8,7 +8,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from groupstate import Prompt, RetryableError, Rules, Trajectory, open_run
+from groupstate import Batch, Prompt, RetryableError, Rules, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.errors import (
     BadInput,
@@ -367,6 +367,52 @@ async def test_a_batch_is_committed_once(loop, by):
                 await call(named)
         with pytest.raises(UnknownBatch, match="never sampled"):
             await run.commit(99)
+
+
+@pytest.mark.parametrize("call", ["commit", "release"])
+@virtual
+async def test_a_batch_of_another_run_is_refused_and_nothing_changes(loop, tmp_path, call):
+    places = {"memory and memory": (None, None), "disk and memory": (tmp_path / "a", None)}
+    places["disk and disk"] = (tmp_path / "b", tmp_path / "c")
+    for one, other in places.values():
+        async with opened(loop, one) as first, opened(loop, other) as second:
+            for run in (first, second):
+                ready(run, "a", "b")
+            mine, theirs = await first.sample(1), await second.sample(2)
+            assert mine.number == theirs.number
+            before = second.book.last_seq
+
+            told = f"^cannot {call} batch 1: it is of run '{mine.run_id}', and this is run '{theirs.run_id}'"
+            with pytest.raises(UnknownBatch, match=told):
+                await getattr(second, call)(mine)
+            with pytest.raises(UnknownBatch, match=told):
+                await getattr(second, call)(Batch.from_bytes(mine.to_bytes()))
+
+            assert second.book.last_seq == before
+            await getattr(second, call)(Batch.from_bytes(theirs.to_bytes()))
+            await getattr(first, call)(mine.number)
+
+
+@virtual
+async def test_a_batch_knows_its_run_on_a_disk_by_the_runs_own_id(loop, tmp_path):
+    async with opened(loop, tmp_path / "run") as run:
+        ready(run, "a")
+
+        assert (await run.sample(1)).run_id == run.id
+
+
+@virtual
+async def test_a_batch_from_before_a_reopening_came_back_and_is_another_one_now(loop, tmp_path):
+    async with opened(loop, tmp_path / "run") as run:
+        ready(run, "a")
+        kept = await run.sample(1)
+
+    async with opened(loop, tmp_path / "run") as run:
+        again = await run.sample(1)
+        assert (again.run_id, again.group_ids, again.number) == (kept.run_id, kept.group_ids, kept.number + 1)
+        with pytest.raises(UnknownBatch, match="batch 1: it was committed or returned already"):
+            await run.commit(kept)
+        await run.commit(again)
 
 
 # Threads ---------------------------------------------------------------------------------------------

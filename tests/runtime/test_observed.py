@@ -587,6 +587,18 @@ def test_what_is_in_a_batch_may_be_removed(outside: Make, caplog: Any) -> None:
     assert out.report("g", "finished", 0.0, 1.0).feed.take_evicted() == []
 
 
+def test_a_batch_of_another_feed_is_refused(outside: Make) -> None:
+    one, other = outside().report("g", "finished", 0.0, 1.0), outside().report("g", "finished", 0.0, 1.0)
+    mine, theirs = one.feed.sample_now(1), other.feed.sample_now(1)
+    for call in (other.feed.commit, other.feed.release):
+        with pytest.raises(UnknownBatch, match=f"batch 1: it is of run '{mine.run_id}', and this is run"):
+            call(mine)
+    one.feed.release(mine)
+    other.feed.commit(theirs)
+
+    assert (one.phase("g"), other.phase("g")) == ("finished", "committed")
+
+
 def test_a_released_group_is_sampled_again_only_if_it_is_still_there(outside: Make) -> None:
     out = outside().report("g", "finished", 0.0, 1.0).report("h", "finished", 0.0, 1.0)
     batch = out.feed.sample_now(2)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from groupstate import open_run
+from groupstate import Rules, open_run
 from groupstate.engines.port import Weights
 from groupstate.engines.scripted import ScriptedEngine
 from groupstate.engines.tasks import carried
 from groupstate.errors import LogFailed
 from groupstate.log.file import FileLog
 from groupstate.simulate.faults import Fault, FaultyDisk
-from tests.runtime.scenes import quiet, started, virtual
+from tests.runtime.scenes import half_right, opened, quiet, started, virtual
 
 
 class Thorough(ScriptedEngine):
@@ -31,6 +31,21 @@ async def cancelled(publishing: "asyncio.Task[Any]") -> bool:
     publishing.cancel()
     await asyncio.wait({publishing})
     return publishing.cancelled()
+
+
+@virtual
+async def test_versions_may_begin_below_zero_since_only_their_differences_count(loop, tmp_path):
+    options = {"session": half_right, "group_size": 2, "rules": Rules(lag_max=1)}
+    async with opened(loop, tmp_path / "run", weight_version=-1, **options) as run:
+        run.submit("a")
+        run.submit("b")
+        batch = await run.sample(1)
+        assert (batch.weight_version, batch.groups[0].lag) == (-1, 0)
+        await run.commit(batch)
+        assert (await run.sample(1, weight_version=0)).groups[0].lag == 1
+
+    async with opened(loop, tmp_path / "run", weight_version=-1, **options) as run:
+        assert (run.weight_version, (await run.sample(1)).groups[0].weight_version) == (-1, -1)
 
 
 @virtual

@@ -335,6 +335,30 @@ async def test_a_source_whose_last_groups_all_failed_says_how(loop):
 
 
 @virtual
+async def test_sessions_that_all_give_up_by_a_cancellation_of_their_own_are_told_too(loop):
+    async def gives_up(ctx: SessionContext) -> Trajectory:
+        raise asyncio.CancelledError
+
+    async with opened(loop, session=gives_up, source=["a task", "another"], group_size=2) as run:
+        with pytest.raises(NotEnoughGroups) as caught:
+            await run.sample(1)
+
+    last = "The last session to fail was session 1 of group 'g2' (cancelled): the session cancelled itself"
+    assert str(caught.value).endswith(f"; evicted since the last batch: empty 2. {last}")
+
+
+@virtual
+async def test_sessions_that_were_cancelled_with_their_group_are_not_called_failed(loop):
+    async with opened(loop, session=unable, source=["a task"], group_size=1) as run:
+        with pytest.raises(NotEnoughGroups):
+            await run.sample(1)
+        waiting = run.submit("another", group_id="b")
+        run.cancel(waiting.id)
+
+        assert run.explain().last_failure.startswith("last session to fail was session 0 of group 'g1' (error)")
+
+
+@virtual
 async def test_a_time_out_says_what_was_waited_for(loop):
     async with opened(loop) as run:
         run.submit("slow", group_id="slow").start(0)

@@ -100,6 +100,16 @@ async def test_what_is_awaited_or_no_function_is_refused(loop, rule):
             pass
 
 
+def test_a_function_of_the_script_that_was_run_is_told_as_one_with_what_the_caller_can_do():
+    with pytest.raises(BadSettings) as raised:
+        own_selection(Rules(selection="__main__:no_such_rule"), way_on="name it anew")
+
+    assert str(raised.value) == (
+        "selection '__main__:no_such_rule' was a function of the script that was run, and the one that runs now has no "
+        "'no_such_rule'; name it anew"
+    )
+
+
 def test_an_async_function_is_refused_by_its_path_too():
     with pytest.raises(BadSettings, match="it must be a plain function rule"):
         own_selection(Rules(selection=f"{HERE}:waits"))

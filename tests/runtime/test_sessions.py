@@ -683,9 +683,11 @@ async def test_a_lambda_that_hands_on_to_an_async_function_is_a_session(loop):
 
 @virtual
 async def test_a_function_that_gives_nothing_to_await_ends_the_rollout_before_it_burns_prompts(loop):
-    with pytest.raises(RolloutDied, match="returned Trajectory and nothing to await; write: async def session"):
+    told = "BadSettings: the session function returned Trajectory and nothing to await; write: async def session"
+    with pytest.raises(RolloutDied, match=f"will not come: {told}") as died:
         async with opened(loop, session=lambda ctx: Trajectory(reward=1.0), source=range(1000)) as run:
             await run.sample(4)
+    assert type(died.value.__cause__) is BadSettings
     assert events(run, ev.SessionFailed) == []
 
 

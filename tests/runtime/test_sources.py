@@ -235,8 +235,38 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", ["prompts.csv", "prompts"])
 def test_another_kind_of_file_is_refused(tmp_path, name):
-    with pytest.raises(BadInput, match=r"a \.jsonl or a \.parquet file"):
+    with pytest.raises(BadInput, match=rf"a \.jsonl or a \.parquet file, and '{tmp_path / name}' is none by its name$"):
         as_source(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["runs", "prompts.jsonl"])
+def test_a_folder_is_refused_as_what_it_is(tmp_path, name):
+    (tmp_path / name).mkdir()
+
+    for given in (tmp_path / name, str(tmp_path / name)):
+        with pytest.raises(BadInput, match=f"a .parquet file, and '{tmp_path / name}' is a folder$"):
+            as_source(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("one prompt", "'one prompt'"),
+        ("1.5 + 1.5 = ?\nSay it.", r"'1.5 + 1.5 = ?\nSay it.'"),
+        ("", "''"),
+        ("x\0y", r"'x\x00y'"),
+        ("x" * 5000, f"'{'x' * 50}"),
+    ],
+    ids=["words", "lines", "empty", "nul", "long"],
+)
+def test_a_text_that_may_be_a_prompt_itself_is_named_and_told_to_go_into_a_list(text, told):
+    with pytest.raises(
+        BadInput, match="is none by its name; if it is a prompt itself, give a list with it in it"
+    ) as error:
+        as_source(text)
+
+    assert told in str(error.value)
+    assert len(str(error.value)) < 400
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 import groupstate.sync
 from groupstate import Rules, SamplingParams, Trajectory
-from groupstate.errors import BadSettings, NotEnoughGroups, RunIsClosed, SampleTimeout, UnknownGroup
+from groupstate.errors import BadSettings, NotEnoughGroups, RunIsClosed, SampleTimeout, UnknownBatch, UnknownGroup
 
 
 async def half_right(ctx):
@@ -51,6 +51,16 @@ def test_a_trainer_without_async_can_dispatch_sessions_itself():
         assert run.sample(1).group_ids == ["a"]
         with pytest.raises(UnknownGroup):
             run.cancel("b")
+
+
+def test_a_batch_of_another_run_is_refused():
+    options = {"source": ["p", "q"], "session": half_right, "group_size": 2}
+    with groupstate.sync.open_run(**options) as first, groupstate.sync.open_run(**options) as second:
+        mine, theirs = first.sample(1), second.sample(1)
+        for call in (second.commit, second.release):
+            with pytest.raises(UnknownBatch, match=f"is of run '{mine.run_id}'"):
+                call(mine)
+        second.release(theirs)
 
 
 def test_validation_and_time_outs_block_too():

@@ -324,6 +324,13 @@ async def test_a_cancellation_of_a_round_is_not_replaced_by_a_broken_log(loop):
 
 
 @virtual
+async def test_a_round_of_one_prompt_says_that_a_list_is_wanted(loop):
+    async with opened(loop, session=half_right) as run:
+        with pytest.raises(BadInput, match="'one prompt' is none by its name; if it is a prompt itself, give a list"):
+            await run.validate("one prompt")
+
+
+@virtual
 async def test_a_round_that_cannot_be_submitted_whole_is_not_submitted(loop):
     async with opened(loop, session=half_right) as run:
         with pytest.raises(BadInput):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 
@@ -52,6 +53,52 @@ def test_a_deadlock_is_an_error_at_once():
 
     with pytest.raises(Deadlock, match="every task is blocked"):
         run_virtual(main)
+
+
+def notes_of(main):
+    with pytest.raises(Deadlock) as raised:
+        run_virtual(main)
+    return raised.value.__notes__
+
+
+def test_a_deadlock_says_which_tasks_wait_and_at_which_line_of_whose_code():
+    async def waiting(event):
+        await event.wait()
+
+    async def main(loop: VirtualLoop) -> None:
+        loop.explainers.append(lambda: "nobody sets the event")
+        asyncio.current_task().set_name("main")
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(waiting, anyio.Event(), name=f"session {number}")
+
+    main_waits, sessions_wait, told = notes_of(main)
+
+    assert re.fullmatch(
+        rf"session 0, session 1, session 2 and 2 more: each waits at {__file__}:\d+ in waiting: await event.wait\(\)",
+        main_waits,
+    )
+    assert re.fullmatch(rf"main waits at {__file__}:\d+ in main: async with anyio.create_task_group.*", sessions_wait)
+    assert told == "nobody sets the event"
+
+
+def test_a_deadlock_of_many_lines_names_the_first_and_counts_the_others():
+    async def main(loop: VirtualLoop) -> None:
+        names = {}
+        for number in range(25):
+            exec(f"async def waits_{number}(future):\n    await future", names)
+        await asyncio.gather(*(names[f"waits_{number}"](loop.create_future()) for number in range(25)))
+
+    notes = notes_of(main)
+
+    assert len(notes) == 21
+    assert notes[-1] == "and at 6 places more"
+
+
+def test_a_deadlock_among_the_libraries_alone_says_where_in_them():
+    (note,) = notes_of(lambda loop: anyio.Event().wait())
+
+    assert re.search(r" waits at \S+asyncio\S*:\d+ in wait: ", note)
 
 
 def test_a_time_out_works_on_virtual_time():

@@ -62,6 +62,13 @@ def test_rules_that_contradict_each_other_are_refused(tmp_path):
         read_plan(tmp_path / "plan.toml")
 
 
+def test_a_selection_function_that_is_not_found_is_refused(tmp_path):
+    (tmp_path / "plan.toml").write_text("[rules]\nselection = 'tests.simulate.test_plans:misspelt'")
+
+    with pytest.raises(BadSettings, match=r"selection: .* has no 'misspelt'; .*; or name it as selection = 'module:"):
+        read_plan(tmp_path / "plan.toml")
+
+
 def test_draws_are_the_same_for_ever():
     """Or seeds in bug reports would mean something else."""
     lots = Lots(7, 1, 2)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from click.testing import CliRunner, Result
 
-from groupstate import GroupHandle, Trajectory, open_run
+from groupstate import Book, Drop, GroupHandle, OpenRequest, Select, Trajectory, open_run
 from groupstate.cli import main
 from groupstate.core import events as ev
 from groupstate.core.folding import replayed
@@ -461,7 +461,7 @@ def test_the_command_takes_the_last_event_that_counts(run: Path) -> None:
     [
         (["--from", "RUN"], "it needs --group ID, and no PATH"),
         (["--from", "RUN", "--group", "p1", "x.toml"], "it needs --group ID, and no PATH"),
-        (["--group", "p1"], "--group, --until and --out belong to --from RUN"),
+        (["--group", "p1"], "--group, --until, --selection and --out belong to --from RUN"),
         (["--from", "RUN", "--group", "nobody"], "this log never submitted it"),
         (["--from", "nowhere", "--group", "p1"], "nowhere"),
     ],
@@ -471,3 +471,54 @@ def test_the_command_refuses_what_makes_no_sense(run: Path, args: list[str], tex
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert text in result.stderr
+
+
+# A selection rule of the script that was run ---------------------------------------------------------------
+
+
+def youngest(book: Book, rules: Rules, request: OpenRequest) -> list[Select | Drop]:
+    ids = [group.group_id for group in book.ready()][::-1]
+    return [Select(ids[: request.size])] if len(ids) >= request.size else []
+
+
+@pytest.fixture
+def of_script(tmp_path: Path) -> Path:
+    """A run that names its rule `__main__:youngest`."""
+    story = told(
+        *group("a", 1),
+        *group("g", 1),
+        "sample 1",
+        "commit 1",
+        rules=Rules(selection="__main__:youngest"),
+        selection=youngest,
+    )
+    log = FileLog.create(tmp_path / "run", durability="os", inline=True)
+    log.post(list(story.log.read()))
+    anyio.run(log.aclose)
+    return tmp_path / "run"
+
+
+def test_a_rule_of_the_script_that_was_run_is_named_anew(of_script: Path) -> None:
+    result = call("scenario", "--from", of_script, "--group", "g", "--selection", f"{__name__}:youngest")
+
+    assert result.exit_code == 0, result.stderr
+    assert f'selection = "{__name__}:youngest"' in result.stdout
+    play(parse(tomllib.loads(result.stdout)))
+
+
+def test_a_rule_of_the_script_that_was_run_is_refused_with_a_way_to_name_it(of_script: Path) -> None:
+    result = call("scenario", "--from", of_script, "--group", "g")
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "groupstate: selection '__main__:youngest' was a function of the script that was run, and the one that runs "
+        "now has no 'youngest'; name the module or the file that has it: --selection train:youngest or "
+        "path/to/train.py:youngest\n"
+    )
+
+
+def test_a_rule_for_a_run_that_has_none_of_its_own_is_refused(run: Path) -> None:
+    result = call("scenario", "--from", run, "--group", "p1", "--selection", f"{__name__}:youngest")
+
+    assert result.exit_code == 2
+    assert "the run's selection is 'oldest_first', not a function of yours: leave selection out" in result.stderr

@@ -160,7 +160,7 @@ def test_a_malformed_file_is_refused_with_the_place(data: dict, shown: str) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rules = { selection = 'foo:bar' }", "no run can be opened so: selection: there is no module 'foo'"),
+        ("rules = { selection = 'foo:bar' }", "rules: selection: there is no module 'foo'"),
         ("rules = { lag_maxx = 1 }", "rules has no setting 'lag_maxx'; did you mean 'lag_max'?"),
         ("rules = { mode = 'sync', lag_max = 1 }", "rules: lag_max bounds nothing in sync mode"),
         ("steps =", "Invalid value"),

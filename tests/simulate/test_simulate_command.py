@@ -51,6 +51,41 @@ def test_a_failure_leaves_a_smaller_plan_a_scenario_and_the_commands_that_repeat
     assert CliRunner().invoke(main, ["scenario", str(scenario)]).exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("[rules]\nselection = 'no_module:rule'", "there is no module 'no_module'"),
+        (
+            "group_size = 1\n[rules]\nfilter_metric = 'acc'\non_singleton = 'evict'",
+            "no run can be opened so: group_size is 1, and on_singleton",
+        ),
+    ],
+    ids=["selection", "size"],
+)
+def test_settings_that_no_run_can_be_opened_with_are_no_failure_of_the_run(tmp_path, plan, words):
+    (tmp_path / "plan.toml").write_text(plan)
+
+    done = run("--plan", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"))
+
+    assert done.exit_code == 2
+    assert done.stderr.startswith("groupstate: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert "FAILED" not in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failure_is_told_although_its_files_can_not_be_written(tmp_path, monkeypatch):
+    planted.credited_twice(monkeypatch)
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "out"
+
+    done = run("--seed", "1", "--out", str(out))
+
+    assert done.exit_code == 1
+    assert f"{out / 'seed-1.plan.toml'} can't be written: Not a directory; it would be:\nseed = 1\n" in done.output
+
+
 def test_hours_that_were_asked_for_are_in_the_command_that_repeats(tmp_path, monkeypatch):
     planted.credited_twice(monkeypatch)
 

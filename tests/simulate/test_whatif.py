@@ -3,26 +3,32 @@
 import asyncio
 import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from click.testing import CliRunner
 
-from groupstate import Rules
+from groupstate import Book, Drop, OpenRequest, Rules, Run, Select, SessionContext, Trajectory, open_run
 from groupstate.cli import main
 from groupstate.core import events as ev
 from groupstate.core.invariants import violations
 from groupstate.core.rules import Slots
-from groupstate.errors import BadInput
+from groupstate.errors import BadInput, RunIsClosed
 from groupstate.log.file import FileLog
+from groupstate.log.memory import MemoryLog
+from groupstate.log.reading import read_log
 from groupstate.simulate.drawn import drawn_plan
+from groupstate.simulate.loop import VirtualLoop, run_virtual
 from groupstate.simulate.lots import Law
 from groupstate.simulate.plan import CrashPlan, Plan, SessionPlan, SourcePlan, TrainerPlan, UserPlan
 from groupstate.simulate.simulator import simulate
 from groupstate.simulate.whatif.compare import WhatIf, what_if
 from groupstate.simulate.whatif.figures import Figures, figures
+from groupstate.simulate.whatif.recorded import recorded as recorded_of
 from groupstate.testing.notation import play
 
 LIVELY = Plan(
@@ -149,6 +155,111 @@ def test_a_log_that_ends_before_what_its_rules_would_do_next_is_told() -> None:
     assert what_if(before, same).parted.startswith("the log ends, and played again group_evicted (")
 
 
+# How a run ends -------------------------------------------------------------------------------------------
+
+
+CLOSING = {
+    "with a filter": Rules(lag_max=2, filter_metric="acc", batch_size=2),
+    "with slots": Rules(lag_max=2, filter_metric="acc", batch_size=2, admission=Slots(6, 4)),
+    "with retries": Rules(lag_max=2, filter_metric="acc", batch_size=2, attempts_max=3, retry_delay_s=2.0),
+    "in sync mode": Rules(mode="sync", filter_metric="acc", batch_size=50),
+    "waiting for the stale": Rules(lag_max=1, filter_metric="acc", batch_size=2, on_stale="wait"),
+}
+
+
+def closed(
+    rules: Rules, *, seed: int = 0, grace_s: float = 10.0, waits: bool = False, trains_s: float = 1.0
+) -> MemoryLog:
+    """The log of a run that is closed with groups in flight.
+
+    Args:
+        waits: a `sample()` waits meanwhile.
+        trains_s: how long the trainer goes on after its last batch.
+    """
+    log, chance = MemoryLog(), random.Random(seed)
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        await anyio.sleep(chance.choice([1.0, 3.0, 8.0]) * chance.uniform(0.5, 1.5))
+        if chance.random() < 0.1:
+            raise RuntimeError("broken")
+        return Trajectory(metrics={"acc": float(chance.randrange(2))})
+
+    async def refused(run: Run) -> None:
+        with pytest.raises(RunIsClosed):
+            await run.sample(50)
+
+    async def main(loop: VirtualLoop) -> None:
+        prompts = [f"p{number}" for number in range(500)]
+        async with open_run(
+            log=log, rules=rules, source=prompts, session=session, group_size=2, grace_s=grace_s, clock_ns=loop.clock_ns
+        ) as run:
+            for version in range(1, 4):
+                await run.commit(await run.sample(2))
+                await run.publish_weights(version)
+            async with anyio.create_task_group() as tasks:
+                if waits:
+                    tasks.start_soon(refused, run)
+                await anyio.sleep(trains_s)
+                await run.close("enough")
+
+    run_virtual(main)
+    return log
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["nobody waits", "a sampler waits"])
+@pytest.mark.parametrize("rules", CLOSING.values(), ids=CLOSING)
+def test_what_ends_in_the_grace_of_closing_is_followed_by_nothing(rules: Rules, waits: bool) -> None:
+    for seed in range(3):
+        log = closed(rules, seed=seed, grace_s=60.0, waits=waits)
+
+        found = what_if(log.read(), same)
+
+        assert found.parted == ""
+        assert found.replayed is not None
+        assert (found.replayed.groups, found.replayed.refills) == (found.recorded.groups, found.recorded.refills)
+
+
+def test_a_run_that_is_closed_before_anything_is_due_is_given_again() -> None:
+    found = what_if(closed(CLOSING["with slots"], grace_s=0.0).read(), same)
+
+    assert found.parted == ""
+    assert found.replayed is not None
+    assert found.recorded.requeued == found.replayed.requeued > 0
+
+
+def test_a_closing_without_a_sign_is_taken_to_begin_as_late_as_can_be() -> None:
+    records = list(closed(CLOSING["with slots"], grace_s=60.0, trains_s=0.0).read())
+    acts = recorded_of(records).acts
+    number = next(number for number, act in enumerate(acts) if act.kind == "closing")
+    last = max(record.seq for record in records if isinstance(record.event, ev.GroupSubmitted | ev.BatchSampled))
+
+    assert [act.kind for act in acts[number:]] == ["closing", "close", "end"]
+    assert last <= acts[number].seq < acts[number + 1].seq
+    assert isinstance(records[acts[number].seq].event, ev.SessionFinished | ev.SessionFailed)
+    assert sum(act.after_ns for act in acts[number + 1 :]) == records[-1].at_ns - records[acts[number].seq].at_ns
+
+
+def test_a_closing_is_not_looked_for_before_the_last_thing_that_only_an_open_run_does() -> None:
+    records = list(closed(CLOSING["with slots"], grace_s=60.0, trains_s=0.0).read())
+    last = max(record.seq for record in records if isinstance(record.event, ev.GroupSubmitted | ev.BatchSampled))
+    # A sample() begins and is given up between the end of a session and what follows from it.
+    ended = next(r.seq for r in records[last:] if isinstance(r.event, ev.GroupFinished | ev.GroupFailed)) - 1
+    at_ns = records[ended - 1].at_ns
+    given_up = [
+        ev.Record(ended + 1, at_ns, ev.BatchRequested(4, ev.TRAIN, 1, 3)),
+        ev.Record(ended + 2, at_ns, ev.BatchRequestCancelled(4, "cancelled")),
+    ]
+    later = [ev.Record(record.seq + 2, record.at_ns, record.event) for record in records[ended:]]
+
+    acts = recorded_of([*records[:ended], *given_up, *later]).acts
+
+    assert [(act.kind, act.seq) for act in acts[-5:-2]] == [
+        ("request", ended + 1),
+        ("withdraw", ended + 2),
+        ("closing", ended + 2),
+    ]
+
+
 # Other rules ----------------------------------------------------------------------------------------------
 
 
@@ -233,6 +344,65 @@ def test_a_trainer_that_would_wait_for_ever_is_told() -> None:
     assert "MissingMetric" in found.stopped
 
 
+# A selection rule of the script that was run ---------------------------------------------------------------
+
+
+def youngest(book: Book, rules: Rules, request: OpenRequest) -> list[Select | Drop]:
+    ids = [group.group_id for group in book.ready()][::-1]
+    return [Select(ids[: request.size])] if len(ids) >= request.size else []
+
+
+def second(book: Book, rules: Rules, request: OpenRequest) -> list[Select | Drop]:
+    return [Select([group.group_id for group in book.ready()][1:2])]
+
+
+@pytest.fixture(scope="module")
+def of_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that names its rule `__main__:youngest`."""
+    story = play(
+        "submit a/1", "start a", "submit b/1", "start b", "submit c/1", "start c",
+        "finish a reward=1", "finish b reward=1", "sample 1", "commit 1", "finish c reward=1", "sample 1",
+        rules=Rules(selection="__main__:youngest"), selection=youngest,
+    )  # fmt: skip
+    assert story.batches() == [("b",), ("c",)]
+    return written(list(story.log.read()), tmp_path_factory.mktemp("of script") / "run")
+
+
+def test_the_own_rules_are_played_with_the_function_of_the_same_name_that_is_given(of_script: Path) -> None:
+    text = invoked(str(of_script), "--set", f"selection={__name__}:youngest")
+
+    assert f"the run's own rules (with {__name__}:youngest), played again, decide everything as the log says" in text
+
+
+@pytest.mark.parametrize("other", ["oldest_first", f"{__name__}:second"], ids=["of the library", "another"])
+def test_the_check_is_left_out_where_only_the_other_rules_can_be_played(of_script: Path, other: str) -> None:
+    found = json.loads(invoked(str(of_script), "--set", f"selection={other}", "--json"))
+    text = invoked(str(of_script), "--set", f"selection={other}")
+
+    assert (found["replayed"], found["parted"], found["other"]["batches"]) == (None, "", 2)
+    assert found["unchecked"].startswith("selection '__main__:youngest' was a function of the script that was run")
+    assert found["unchecked"].endswith("; the check needs other rules with a function 'youngest'")
+    assert "\tbatches\t2\t-\t2\n" in text
+    assert "as a check: left out, since the run's own rules can't be played: selection '__main__:youngest' was" in text
+
+
+def test_a_play_that_was_not_checked_does_not_count_as_exact(of_script: Path) -> None:
+    found = what_if(read_log(of_script), lambda own: own.changed(selection="oldest_first"))
+
+    assert not found.is_exact
+    assert found.replayed is None
+
+
+def test_rules_of_a_script_that_are_not_named_anew_are_refused_with_a_way_to_name_them(of_script: Path) -> None:
+    text = invoked(str(of_script), "--set", "lag_max=1", code=2)
+
+    assert text == (
+        "groupstate: selection '__main__:youngest' was a function of the script that was run, and the one that runs "
+        "now has no 'youngest'; name the module or the file that has it: --set selection=train:youngest or "
+        "path/to/train.py:youngest\n"
+    )
+
+
 # What can't be tried --------------------------------------------------------------------------------------
 
 
@@ -263,9 +433,12 @@ def test_what_follows_a_rewind_is_left_out() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("whatif") / "run"
+    return written(list(recorded()), tmp_path_factory.mktemp("whatif") / "run")
+
+
+def written(records: list[ev.Record], path: Path) -> Path:
     log = FileLog.create(path, durability="os", inline=True)
-    log.post(list(recorded()))
+    log.post(records)
     asyncio.run(log.aclose())
     return path
 

@@ -1,5 +1,6 @@
 """The pytest plugin, as a user's project loads it: in a process of its own, in both modes of pytest-asyncio."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -93,6 +94,8 @@ def test_a_deadlock_is_an_error_at_once(tmp_path: Path, mode: str) -> None:
 
     assert status == 1
     assert "Deadlock: every task is blocked and no timer is pending" in output
+    assert re.search(r"waits at \S+test_mine.py:\d+ in test_hangs: await run.sample\(1\)$", output, re.MULTILINE)
+    assert "the run: sample(1) in partition 'train' waits: 0 of 1 groups are sampleable" in output
 
 
 def test_a_run_whose_log_lies_fails_its_test(tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.arguments import integer
+from groupstate.core.custom import CustomRule
 from groupstate.core.rules import Rules
+from groupstate.errors import BadSettings
 from groupstate.inspect.words import in_words, kind_of
+from groupstate.runtime.opening import own_selection
 from groupstate.simulate.whatif.figures import Figures, figures
 from groupstate.simulate.whatif.play import Played, play
 from groupstate.simulate.whatif.recorded import Recorded, recorded
@@ -30,12 +33,17 @@ class WhatIf:
     """The other ones."""
     recorded: Figures
     """What was."""
-    replayed: Figures
-    """The run's own rules over what was recorded: what the method gets wrong shows here."""
+    replayed: Figures | None
+    """The run's own rules over what was recorded: what the method gets wrong shows here. None where they can't be
+    played."""
     other: Figures
     """The other rules over the same."""
     parted: str
     """Where the run's own rules, played again, decide otherwise than the log says; empty if nowhere."""
+    unchecked: str
+    """Why the run's own rules can't be played; empty if they were."""
+    stand_in: str
+    """The path of the function that the run's own rules were played with, where theirs leads nowhere; else empty."""
     stopped: str
     """Why the other rules didn't come to the end of what the trainer did; empty if they did."""
     made_up: dict[str, int]
@@ -48,7 +56,7 @@ class WhatIf:
     @property
     def is_exact(self) -> bool:
         """The run's own rules give the run again."""
-        return not self.parted
+        return not self.parted and not self.unchecked
 
 
 def what_if(records: Iterable[ev.Record], rules: Rules | Callable[[Rules], Rules], *, seed: int = 0) -> WhatIf:
@@ -61,6 +69,10 @@ def what_if(records: Iterable[ev.Record], rules: Rules | Callable[[Rules], Rules
     known at all, and so as it was: that sessions take longer where more of them run at once, and that other batches
     make other weights.
 
+    The run's own rules are played as well, as a check. Where their `selection` is a function that isn't found any more,
+    such as one of the script that was run, they are played with that of the other rules if it has the same name, and
+    not at all if it hasn't.
+
     Args:
         records: the log, from its first event.
         rules: the other rules, or what makes them of the run's own: `lambda own: own.changed(lag_max=2)`.
@@ -68,26 +80,51 @@ def what_if(records: Iterable[ev.Record], rules: Rules | Callable[[Rules], Rules
 
     Raises:
         BadInput: the log is empty, or its beginning is gone.
-        BadSettings: the rules name a selection function that can't be found.
+        BadSettings: the other rules name a selection function that can't be found.
         LogError: the log isn't one that a run wrote.
     """
     seed = integer("seed", seed, least=0)
     found = recorded(records)
     chosen = rules if isinstance(rules, Rules) else rules(found.rules)
-    replayed = play(found, found.rules, seed=seed)
-    other = play(found, chosen, seed=seed)
+    custom = own_selection(chosen, way_on=_way_on(chosen))
+    own, own_custom, unchecked = _own(found.rules, chosen, custom)
+    replayed = None if unchecked else play(found, own, own_custom, seed=seed)
+    other = play(found, chosen, custom, seed=seed)
     return WhatIf(
         found.rules,
         chosen,
         figures(found.records),
-        figures(replayed.records),
+        None if replayed is None else figures(replayed.records),
         figures(other.records),
-        _parted(found, replayed),
+        "" if replayed is None else _parted(found, replayed),
+        unchecked,
+        "" if own is found.rules else own.selection,
         other.stopped,
         other.drawn,
         found.until,
         other.records,
     )
+
+
+def _own(own: Rules, chosen: Rules, custom: CustomRule | None) -> tuple[Rules, CustomRule | None, str]:
+    """The run's own rules with their selection function, or why it can't be had. One of the same name that the other
+    rules have stands in for it."""
+    try:
+        name = own.selection.rpartition(":")[2]
+        return own, own_selection(own, way_on=f"the check needs other rules with a function {name!r}"), ""
+    except BadSettings as error:
+        if custom is not None and _name_of(own) == _name_of(chosen):
+            return own.changed(selection=chosen.selection), custom, ""
+        return own, None, str(error)
+
+
+def _way_on(rules: Rules) -> str:
+    name = rules.selection.rpartition(":")[2]
+    return f"name the module or the file that has it: --set selection=train:{name} or path/to/train.py:{name}"
+
+
+def _name_of(rules: Rules) -> str:
+    return rules.selection.rpartition(":")[2].rpartition(".")[2]
 
 
 def _parted(found: Recorded, played: Played) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from groupstate.core import events as ev
+from groupstate.core.custom import CustomRule
 from groupstate.core.events import VersionSpan
 from groupstate.core.explain import explain
 from groupstate.core.prompt import Prompt
@@ -26,7 +27,6 @@ from groupstate.logs import hushed
 from groupstate.runtime.controller import Controller, Waiter
 from groupstate.runtime.deadlines import timed_out
 from groupstate.runtime.ledger import CANCELLED, SPARE, Ending, Ledger
-from groupstate.runtime.opening import own_selection
 from groupstate.runtime.recovery import start
 from groupstate.runtime.sources import IteratorSource, MixedSource, Source
 from groupstate.simulate.whatif.recorded import (
@@ -58,21 +58,21 @@ class Played:
     """What the log didn't know: how much was made up, by kind."""
 
 
-def play(found: Recorded, rules: Rules, *, seed: int = 0) -> Played:
+def play(found: Recorded, rules: Rules, custom: CustomRule | None = None, *, seed: int = 0) -> Played:
     """
-    Raises:
-        BadSettings: these rules can't be followed (a selection function that isn't found).
+    Args:
+        custom: the function that the rules' `selection` names, where that is the user's own.
     """
 
     async def main() -> Played:
-        return _Play(found, rules, seed).played()
+        return _Play(found, rules, custom, seed).played()
 
     with hushed():
         return asyncio.run(main())
 
 
 class _Play:
-    def __init__(self, found: Recorded, rules: Rules, seed: int) -> None:
+    def __init__(self, found: Recorded, rules: Rules, custom: CustomRule | None, seed: int) -> None:
         self.found = found
         self.rules = rules
         self.seed = seed
@@ -85,7 +85,7 @@ class _Play:
         self.ledger = Ledger(self.log, rules, clock_ns=lambda: self.now_ns)
         self.book = self.ledger.book
         source = self._source() if found.has_source else None
-        self.controller = Controller(self.ledger, source, group_size=1, custom=own_selection(rules))
+        self.controller = Controller(self.ledger, source, group_size=1, custom=custom)
         self.controller.runner = self
         self.ledger.observers.append(self._note)
         self.heap: list[tuple[int, int, int, Callable[[], None]]] = []
@@ -295,7 +295,8 @@ class _Play:
         return now.attempt == number and now.state in {"open", "waiting"}
 
     def _time_out(self, group_id: str, session: int, number: int) -> None:
-        if self._is_open(group_id, session, number):
+        # At the end of a run its end is the deadline.
+        if self._is_open(group_id, session, number) and not self.controller.closing:
             text = timed_out(self.rules.session_deadline_s)
             self.ledger.fail(group_id, session, number, "timeout", text, retryable=True)
 
@@ -341,7 +342,8 @@ class _Play:
 
     def _expire(self, group_id: str, requeues: int, ending: Ending) -> None:
         group = self.book.groups.get(group_id)
-        if group is not None and group.in_flight and group.requeue_count == requeues:
+        due = group is not None and group.in_flight and group.requeue_count == requeues
+        if due and not self.controller.closing:
             self.controller.end(group_id, ending)
 
     def _requeue(self, group_id: str, stamp: int | None) -> None:
@@ -443,6 +445,9 @@ class _Play:
         if (batch := self._batch(act.value)) is not None:
             self.ledger.record(ev.BatchReturned(batch, "released"))
             self.controller.settle()
+
+    def _closing(self, act: Act) -> None:
+        self.controller.closing = True
 
     def _close(self, act: Act) -> None:
         self.controller.closing = True

@@ -5,7 +5,7 @@ Rule 2: times are kept as distances from what they followed: a session's from wh
 trainer's from what it had done before or from the batch that it had waited for. So they move with what moves.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
@@ -14,7 +14,8 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.rules import Rules
-from groupstate.core.supply import shortage
+from groupstate.core.select import why_held
+from groupstate.core.supply import admissible, refills_now, shortage
 from groupstate.errors import (
     BadInput,
     CustomRuleError,
@@ -22,6 +23,7 @@ from groupstate.errors import (
     MissingMetric,
     NotEnoughGroups,
     RefillLimitExceeded,
+    RunIsClosed,
 )
 from groupstate.inspect.replay import applied
 from groupstate.runtime.ledger import CANCELLED
@@ -36,6 +38,9 @@ REFUSALS = frozenset(
     for refusal in (CustomRuleError, EvictionStreak, MissingMetric, NotEnoughGroups, RefillLimitExceeded)
 )
 """Errors with which the rules answer a sampler. Other reasons of its end come from outside."""
+
+FOLLOWS = (ev.GroupFinished, ev.GroupFailed, ev.GroupEvicted, ev.RefillForfeited, ev.DatasetStarved, ev.AdmissionHeld)
+"""What follows from something else, so that more may follow yet."""
 
 CLOSED = "the run closed"
 RECOVERY = "recovery"
@@ -88,8 +93,20 @@ class Arrival:
 
 
 ActKind: TypeAlias = Literal[
-    "begin", "submit", "publish", "request", "answer", "withdraw", "commit", "release", "close", "restart", "end"
+    "begin",
+    "submit",
+    "publish",
+    "request",
+    "answer",
+    "withdraw",
+    "commit",
+    "release",
+    "closing",
+    "close",
+    "restart",
+    "end",
 ]
+"""A run draws nothing more from `closing` on; with `close` what is still under way is put back."""
 
 
 @attrs.frozen
@@ -133,26 +150,77 @@ def recorded(records: Iterable[ev.Record]) -> Recorded:
         BadInput: it doesn't begin with the beginning of the run, so that what was there before isn't known.
         LogError: it isn't one that a run wrote.
     """
-    reader: _Reader | None = None
-    for record in records:
-        if reader is None:
-            if not isinstance(record.event, ev.RunStarted):
-                raise BadInput(
-                    f"the log begins with event {record.seq}: what arrived before isn't known any more, and other "
-                    "rules can only be tried on a run from its beginning; keep_log='all' or 'archive' keeps it"
-                )
-            reader = _Reader(record)
-        elif not reader.take(record):
-            break
-    if reader is None:
+    coming = iter(records)
+    first = next(coming, None)
+    if first is None:
         raise BadInput("the log has no event yet, so there is nothing to try other rules on")
+    if not isinstance(first.event, ev.RunStarted):
+        raise BadInput(
+            f"the log begins with event {first.seq}: what arrived before isn't known any more, and other "
+            "rules can only be tried on a run from its beginning; keep_log='all' or 'archive' keeps it"
+        )
+    rest = list(coming)
+    reader = _Reader(first, _tails([first, *rest]))
+    for record in rest:
+        if not reader.take(record):
+            break
     return reader.result()
 
 
+def _tails(records: Iterable[ev.Record]) -> deque[tuple[int, int]]:
+    """Of each closing the first and the last event of the stretch in which it may have begun.
+
+    No event says when it began. A run that closes submits nothing, and no `sample()` of it begins or is served, so it
+    was later than the last of these, and not after the first event that only a closing makes.
+    """
+    tails: deque[tuple[int, int]] = deque()
+    since, closed = 0, False
+    for record in records:
+        event = record.event
+        cancelled = isinstance(event, ev.BatchRequestCancelled)
+        if _tells_of_closing(event):
+            if not closed:
+                tails.append((since + 1, record.seq))
+            closed = True
+        elif cancelled or isinstance(event, OPEN):
+            since, closed = record.seq, False
+    return tails
+
+
+OPEN = (ev.RunStarted, ev.RunRecovered, ev.GroupSubmitted, ev.SourceExhausted, ev.BatchRequested, ev.BatchSampled)
+"""What happens in a run that isn't closing."""
+
+
+def _tells_of_closing(event: ev.AnyEvent) -> bool:
+    if isinstance(event, ev.BatchRequestCancelled):
+        return event.reason == RunIsClosed.__name__
+    if isinstance(event, ev.GroupRequeued):
+        return not event.by_rule and event.reason.startswith(CLOSED)
+    return isinstance(event, ev.RunClosed)
+
+
+@attrs.frozen
+class _Place:
+    """A place among what the trainer did."""
+
+    seq: int
+    at_ns: int
+    act: int
+    """Acts before it."""
+
+
 class _Reader:
-    def __init__(self, first: ev.Record) -> None:
+    def __init__(self, first: ev.Record, tails: deque[tuple[int, int]]) -> None:
         self.book = applied(Book(), first)
         self.found = Recorded(stored_rules(self.book), self.book.weight_version, first.at_ns, records=[first])
+        self.tails = tails
+        """Where a closing may have begun, of those that aren't passed."""
+        self.moment = _Place(first.seq, first.at_ns, 0)
+        """Before the last thing in such a stretch that didn't follow from another."""
+        self.act_times: list[int] = []
+        """When each act was."""
+        self.closing = False
+        """It has begun, as far as is known."""
         self.trigger_ns = first.at_ns
         """When something last happened that the rules didn't do."""
         self.act_ns = first.at_ns
@@ -172,6 +240,7 @@ class _Reader:
         self.found.until = self._why_not_further(record)
         if self.found.until:
             return False
+        self._watch(record)
         short = shortage(self.book, self.found.rules) if isinstance(event, ev.GroupSubmitted) else 0
         version = self.book.weight_version
         applied(self.book, record)
@@ -179,6 +248,7 @@ class _Reader:
         self.found.duration_ns = record.at_ns - self.found.started_at_ns
         if isinstance(event, ev.RunStarted | ev.RunRecovered):
             self.trigger_ns = record.at_ns
+            self.closing = False
         if getattr(event, "group_id", None) in self.validation or getattr(event, "partition", ev.TRAIN) != ev.TRAIN:
             if isinstance(event, ev.GroupSubmitted):
                 self.validation.add(event.group_id)
@@ -278,7 +348,7 @@ class _Reader:
         arrival = self.found.arrivals[event.group_id]
         if not event.by_rule:
             self.trigger_ns = record.at_ns
-            if event.reason.startswith(CLOSED):
+            if _tells_of_closing(event):
                 self._close(record)
             elif event.reason != RECOVERY:
                 after_ns = record.at_ns - self.submitted_ns[event.group_id]
@@ -293,6 +363,31 @@ class _Reader:
     def _close(self, record: ev.Record) -> None:
         if not self.found.acts or self.found.acts[-1].kind != "close":
             self._act("close", record.seq, record.at_ns)
+
+    def _watch(self, record: ev.Record) -> None:
+        """Find when the run began to close: before prompts were to be drawn, and none was drawn any more."""
+        if self.tails and record.seq > self.tails[0][1]:
+            self.tails.popleft()
+        if not self.tails or record.seq < self.tails[0][0]:
+            return
+        if record.seq == self.tails[0][0]:
+            self.moment = _Place(record.seq - 1, self.found.records[-1].at_ns, len(self.found.acts))
+        if isinstance(record.event, FOLLOWS):
+            return
+        if not self.closing and self._prompts_are_due():
+            self._insert("closing", self.moment)
+            self.closing = True
+        self.moment = _Place(record.seq - 1, record.at_ns, len(self.found.acts))
+
+    def _prompts_are_due(self) -> bool:
+        book, rules = self.book, self.found.rules
+        if not self.found.has_source or book.source_exhausted:
+            return False
+        if refills_now(book, rules) > 0:
+            return True
+        if why_held(book, rules) is not None:
+            return False
+        return shortage(book, rules) > 0 or (self.admits and admissible(book, rules) > 0)
 
     # The trainer -------------------------------------------------------------------------------------
 
@@ -309,6 +404,9 @@ class _Reader:
             self.found.mixed = event.kind == MixedSource.__name__
         if isinstance(event, ev.RunClosed):
             self._close(record)
+        elif _tells_of_closing(event) and not self.closing:
+            self._act("closing", seq, at_ns)
+            self.closing = True
         act = _acts(event)
         if act is None:
             return
@@ -319,7 +417,18 @@ class _Reader:
 
     def _act(self, kind: ActKind, seq: int, at_ns: int, value: Any = None, *, error: str = "") -> None:
         self.found.acts.append(Act(kind, seq, at_ns - self.act_ns, value, error))
+        self.act_times.append(at_ns)
         self.act_ns = at_ns
+
+    def _insert(self, kind: ActKind, place: _Place) -> None:
+        """An act that is known of only now."""
+        acts, times, number = self.found.acts, self.act_times, place.act
+        before_ns = times[number - 1] if number else self.found.started_at_ns
+        acts.insert(number, Act(kind, place.seq, place.at_ns - before_ns))
+        times.insert(number, place.at_ns)
+        if number + 1 < len(acts):
+            acts[number + 1] = attrs.evolve(acts[number + 1], after_ns=times[number + 1] - place.at_ns)
+        self.act_ns = times[-1]
 
 
 def _acts(event: ev.AnyEvent) -> tuple[ActKind, Any] | None:
