@@ -8,7 +8,7 @@ import click
 
 from groupstate.cli.output import write_json
 from groupstate.core.rules import rules_from_dict
-from groupstate.errors import BadInput
+from groupstate.errors import BadInput, BadSettings
 
 
 @click.command(short_help="Go through every history of small worlds.")
@@ -19,6 +19,9 @@ from groupstate.errors import BadInput
     "--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting of the rules, in each world; repeatable."
 )
 @click.option("--selection", default=None, metavar="MODULE:FUNCTION", help="A selection rule of your own.")
+@click.option(
+    "--patient", is_flag=True, help="The rule may keep a sampler waiting beside enough groups, with none in flight."
+)
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per world, with the shortest story of each cell."
 )
@@ -31,6 +34,7 @@ def explore(
     listed: bool,
     changes: tuple[str, ...],
     selection: str | None,
+    patient: bool,
     as_json: bool,
     states_max: int | None,
 ) -> None:
@@ -39,6 +43,7 @@ def explore(
     A world is a few groups and sessions, the rules, and what may happen how often: failures, cancellations, late
     results, publications, crashes. Prints how many states and transitions there are, the cells of the table of
     transitions that no history goes through with the reason of each, and the shortest story of whatever is wrong.
+    A selection rule of your own must serve whoever waits, once enough groups are sampleable and none is in flight.
 
     Exits with 0 if every invariant holds, 1 if something is wrong or a search gave up.
 
@@ -48,6 +53,7 @@ def explore(
       groupstate explore drop crash --larger
       groupstate explore drop --set lag_max=1
       groupstate explore drop --selection my_rules.py:freshest
+      groupstate explore drop --set selection=my_rules:freshest
     """
     worlds = importlib.import_module("groupstate.testing.exhaustive.worlds")
     known = worlds.LARGER if larger else worlds.WORLDS
@@ -58,17 +64,33 @@ def explore(
         if name not in known:
             raise BadInput(f"there is no world {name!r}; worlds are {', '.join(known)}")
     changed = importlib.import_module("groupstate.runtime.settings").parsed_assignments(changes, "--set")
+    if selection and "selection" in changed:
+        raise BadInput("--selection and --set selection=... both say which groups a batch gets; give one of the two")
     own = selection and importlib.import_module("groupstate.runtime.settings").load_function(selection, "--selection")
-    chosen = {
-        name: attrs.evolve(
-            known[name],
-            rules=rules_from_dict({**known[name].rules.to_dict(), **changed}),
-            selection=own,
-        )
-        for name in names or known
-    }
+    chosen, left_out = {}, {}
+    for name in names or known:
+        try:
+            chosen[name] = _changed(known[name], changed, own, patient)
+        except BadSettings as error:
+            left_out[name] = error
+    if names or not chosen:
+        for name, problem in left_out.items():
+            raise BadSettings(f"world {name!r} can't be gone through so: {problem}") from problem
+    for name, problem in left_out.items():
+        click.echo(f"{name} is left out: {problem}", err=True)
     if not _explored(chosen, states_max, as_json):
         ctx.exit(1)
+
+
+def _changed(world: Any, changed: dict[str, Any], selection: Any, patient: bool) -> Any:
+    """
+    Raises:
+        BadSettings: these don't go with the world's own rules.
+    """
+    rules = rules_from_dict({**world.rules.to_dict(), **changed})
+    world = attrs.evolve(world, rules=rules, selection=selection, patient=patient)
+    assert world.rules_in_force
+    return world
 
 
 def _explored(worlds: dict[str, Any], states_max: int | None, as_json: bool) -> bool:

@@ -23,14 +23,14 @@ from groupstate.core.custom import CustomRule
 from groupstate.core.events import VALIDATION
 from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings, MissingExtra
-from groupstate.testing import strategies
+from groupstate.testing import attributes, strategies
 from groupstate.testing.moves import Moves
 from groupstate.testing.notation import Story
 from groupstate.testing.plain.run import Row
-from groupstate.testing.said import check_names, own_selection
+from groupstate.testing.said import check_names, given_selection, tested_rule
 from groupstate.testing.shorter import Shorter
 from groupstate.testing.strategies import FAILURES, PARTITIONS, PICKS, SECONDS, STEPS, VALUES, VERSIONS
-from groupstate.testing.twin import BrokenStory, Twin, names
+from groupstate.testing.twin import METRIC, BrokenStory, Twin, names
 from groupstate.testing.watched import Asked
 
 try:
@@ -73,7 +73,7 @@ class GroupMachine(RuleBasedStateMachine):
     run_rules: ClassVar[Rules | None] = None
     """The rules that every story is played under. None with a `selection`: `Rules()`; without one: others each time."""
     selection: ClassVar[Any] = None
-    """A selection of your own: the function itself."""
+    """A selection of your own: the function itself. Without it one that `run_rules` names is loaded."""
     values: ClassVar[Sequence[float]] = VALUES
     """Of the metric that sessions report (`filter_metric`, or `reward`). Put the bounds of your rule among them."""
     metrics: ClassVar[Mapping[str, Sequence[float]]] = {}
@@ -94,7 +94,8 @@ class GroupMachine(RuleBasedStateMachine):
         rule and takes long to find out."""
         super().__init_subclass__(**kwargs)
         check_names(cls, GroupMachine, OTHERS)
-        own_selection(cls)
+        given_selection(cls)
+        _check_attributes(cls)
         usual = cls.TestCase.settings
         cls.TestCase.settings = settings(
             usual,
@@ -129,7 +130,7 @@ class GroupMachine(RuleBasedStateMachine):
             rules=rules,
             source=None if prompts is None else names(prompts),
             admits=admits,
-            selection=self._selection(),
+            selection=given_selection(type(self)),
             promise=self.promise,
             check=self.check,
             patient=self.patient,
@@ -142,7 +143,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @classmethod
     def _selection(cls) -> CustomRule | None:
-        found = own_selection(cls)
+        found = tested_rule(cls, "run_rules")
         if found is None and cls.promise is not GroupMachine.promise:
             raise BadSettings(
                 f"{cls.__qualname__} has a promise, and no selection that could keep it; say selection = the function"
@@ -329,12 +330,30 @@ class GroupMachine(RuleBasedStateMachine):
         return twin is None or twin.broken is not None
 
 
+def _check_attributes(cls: type[GroupMachine]) -> None:
+    """
+    Raises:
+        BadSettings: one of them is nothing that a story can be made of, or that can fail.
+    """
+    where = cls.__qualname__
+    attributes.check_rules(f"{where}.run_rules", cls.run_rules)
+    attributes.check_numbers(f"{where}.values", cls.values)
+    metric = METRIC if cls.run_rules is None else cls.run_rules.filter_metric or METRIC
+    attributes.check_metrics(f"{where}.metrics", cls.metrics, metric)
+    attributes.check_lengths(f"{where}.lengths", cls.lengths)
+    attributes.check_sources(f"{where}.sources", cls.sources)
+    attributes.check_booleans(where, cls, "patient", "failures", "deaths")
+    attributes.check_asserts(f"{where}.promise", cls.promise)
+    attributes.check_asserts(f"{where}.check", cls.check)
+
+
 def _tell_in_short(cls: type[GroupMachine]) -> None:
     """What pytest shows of a failure is its story, in as few lines as show it, and the user's own code."""
     run = cls.TestCase.runTest
 
     @functools.wraps(run)
     def run_test(self: Any) -> None:
+        cls._selection()  # What can't be found is told once, and not of some story.
         if (broken := _failure(cls, functools.partial(run, self))) is not None:
             raise broken
 

@@ -52,6 +52,7 @@ from groupstate.runtime.deadlines import Deadlines
 from groupstate.runtime.ledger import Ending, Ledger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.sources import ListSource
+from groupstate.testing.said import rule_of
 
 E = TypeVar("E", bound=ev.Event)
 
@@ -98,11 +99,13 @@ class Story:
             group_size: sessions of the groups that admission starts.
             admits: a rollout would be running, so that admission starts new prompts.
             controlled: False keeps the controller out although there are rules (the ledger reads some).
-            selection: a function in place of the rules' own selection.
+            selection: a function in place of the rules' own selection. Without it one that the rules name is loaded.
             replays: False leaves the replay after each event out, for long stories that are replayed at their end.
             runs: sessions run as tasks, so that a group that is given up ends only later, by `ended`.
+
+        Raises:
+            BadSettings: the selection can't be found, or can't be called as one.
         """
-        self._selection = selection
         self.rules = rules or Rules()
         self.log = MortalLog()
         self.now_ns = START_NS
@@ -112,6 +115,7 @@ class Story:
         self.fenced: list[ev.FenceReason | None] = []
         """For each result in turn: why it was fenced, None if it was taken."""
         self._controlled = rules is not None if controlled is None else controlled
+        self._selection = rule_of(self.rules, selection) if self._controlled else selection
         self._source = None if source is None else [Prompt(group_id=name) for name in source]
         self._group_size = group_size
         self._admits = admits
@@ -247,7 +251,7 @@ class Story:
             self.fenced.append(None if number is not None else self.events(ev.ResultFenced)[-1].reason)
 
     def _finish(self, words: list[str]) -> None:
-        rows = _rows(words[1:])
+        rows = rows_of(words[1:])
         attempt = next((int(word[8:]) for word in words if word.startswith("attempt=")), None)
         for group_id, session in self._sessions(words[0]):
             self.fenced.append(self.ledger.finish(group_id, session, attempt, rows))
@@ -477,7 +481,15 @@ def _attempt(options: dict[str, str]) -> int | None:
     return int(options["attempt"]) if "attempt" in options else None
 
 
-def _rows(words: list[str]) -> list[Trajectory] | None:
+def rows_of(words: list[str]) -> list[Trajectory] | None:
+    """What a session brings that ends in these words.
+
+    Raises:
+        ValueError: one of them says nothing.
+    """
+    for word in words:
+        if "=" not in word and word not in ("|", "nothing"):
+            raise ValueError(f"{word!r} says nothing; a metric is name=value, such as reward=0.75")
     if "nothing" in words:
         return None
     rows: list[list[str]] = [[]]

@@ -10,9 +10,7 @@ Rule 2: whatever turns out wrong is a `BrokenStory`, whose text can be pasted as
 """
 
 import functools
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, ParamSpec
 
 from groupstate.core import events as ev
@@ -22,11 +20,14 @@ from groupstate.core.custom import CustomRule
 from groupstate.core.folding import replayed
 from groupstate.core.invariants import INVARIANTS, Checker
 from groupstate.core.rules import Rules
-from groupstate.errors import CustomRuleError, GroupstateError
+from groupstate.errors import BadSettings, CustomRuleError
+from groupstate.logs import hushed
+from groupstate.testing.attributes import check_asserts, no_answer
 from groupstate.testing.notation import Story
 from groupstate.testing.plain.model import Model
 from groupstate.testing.plain.run import ENDED, IN_FLIGHT, Died, Group, Prompts, Row
 from groupstate.testing.plain.told import difference, told
+from groupstate.testing.said import rule_of, rules_in_force
 from groupstate.testing.watched import Promise, Watched, place_of, without_names
 
 P = ParamSpec("P")
@@ -103,13 +104,24 @@ class Twin:
             patient: the selection may keep a sampler waiting although enough groups are sampleable and nothing is
                 under way. Else that is told as a sampler that waits for ever.
             real: False tells the story to the model alone. Such a story can't have a selection of its own.
+
+        Raises:
+            BadSettings: the rule can't be found, can't be called as a selection, or can't be asked here; or the promise
+                or the check could never say that something is wrong.
         """
-        assert real or selection is None, "what a rule of the user's own answers, the model doesn't know by itself"
-        rules = self._given = rules or Rules()
-        self._watched = None if selection is None else Watched(selection, promise)
-        if self._watched is not None:
-            rules = rules.changed(selection=self._watched.path)
-        self.rules = rules
+        for name, function in (("promise", promise), ("check", check)):
+            if function is not None:
+                check_asserts(name, function)
+        self._given = rules or Rules()
+        self._selection = selection
+        own = rule_of(self._given, selection)
+        if own is not None and not real:
+            raise BadSettings(
+                "the plain model can't ask a selection of your own, so no story is made up under one here; a "
+                "GroupMachine makes some up, beside the real rules"
+            )
+        self._watched = None if own is None else Watched(own, promise)
+        rules = self.rules = rules_in_force(self._given, selection)
         self.metric = rules.filter_metric or METRIC
         self.lines: list[str] = []
         self.calls: list[Call] = []
@@ -316,7 +328,7 @@ class Twin:
             "source": "" if self._source is None else _source_as_code(self._source),
             "group_size": "" if self._group_size == 2 else repr(self._group_size),
             "admits": "True" if self._admits else "",
-            "selection": "" if self._watched is None else self._watched.name,
+            "selection": "" if self._selection is None or self._watched is None else self._watched.name,
         }
         return "".join(f"    {name}={value},\n" for name, value in arguments.items() if value)
 
@@ -327,9 +339,10 @@ class Twin:
         self.lines.append(line)
         if self.story is not None:
             try:
-                with quiet():
+                with hushed():
                     self.story.tell(line)
-            except (GroupstateError, AssertionError) as error:
+            except Exception as error:
+                self._check_answers()  # A book that a rule has changed may raise anything.
                 self.wrong(f"The library raised {type(error).__name__}: {error}", error)
             self._check_rule()
         self._told_plain(line, plain, dies)
@@ -364,12 +377,15 @@ class Twin:
             self._check_story(story)
 
     def _check_story(self, story: Story) -> None:
+        returned: Any = None
         try:
             if self._check is not None:
-                self._check(story)
+                returned = self._check(story)
         except Exception as error:
             what = f"The check doesn't hold: {str(error) or type(error).__name__}"
             self.wrong(what, error, kind=f"check {place_of(error)}")
+        if complaint := no_answer(returned):
+            self.wrong(f"The check {complaint}", kind="check")
 
     def _feed(self) -> list[Any]:
         """What was recorded, in the model's words; held against the invariants."""
@@ -417,14 +433,18 @@ class Twin:
             kind="stall",
         )
 
+    def _check_answers(self) -> None:
+        watched = self._watched
+        if watched is not None and (problem := watched.taken()) is not None:
+            self.wrong(f"The rule {watched.name} {watched.complaint}", problem, kind=watched.kind)
+
     def _check_rule(self) -> None:
         """What the user's own rule did wrong in this line."""
+        self._check_answers()
         story, watched = self.story, self._watched
         assert story is not None
         if watched is None:
             return
-        if (problem := watched.taken()) is not None:
-            self.wrong(f"The rule {watched.name} {watched.complaint}", problem, kind=watched.kind)
         for waiter in story.waiters:
             if isinstance(waiter.error, CustomRuleError):
                 what = f"The rule {watched.name} is refused: {waiter.error}"
@@ -477,15 +497,3 @@ def _source_as_code(source: Sequence[str]) -> str:
 
 def _said(**options: str) -> str:
     return "".join(f" {name}={value}" for name, value in options.items() if value)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Thousands of stories have thousands of things to warn of."""
-    logger = logging.getLogger("groupstate")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -18,6 +18,7 @@ from groupstate.core.events import TrajectoryRecord
 from groupstate.core.group import Group, forget_unpacked
 from groupstate.core.held import OpenRequest
 from groupstate.core.rules import Rules
+from groupstate.testing.attributes import no_answer
 from groupstate.testing.plain.model import Said
 
 SHOWN_MAX: Final = 8
@@ -69,11 +70,6 @@ class Watched:
     def name(self) -> str:
         return getattr(self.rule, "__qualname__", "") or type(self.rule).__qualname__
 
-    @property
-    def path(self) -> str:
-        """What the log calls it."""
-        return f"{self.rule.__module__}:{self.name}"
-
     def __call__(self, book: Book, rules: Rules, request: OpenRequest) -> Any:
         before = book.digest()
         first, second = (self._asked_once(book, rules, request, before) for _ in range(2))
@@ -94,7 +90,7 @@ class Watched:
         __tracebackhide__ = True
         raised: Exception | None = None
         try:
-            answer = _listed(self.rule(book, rules, request))
+            answer = listed(self.rule(book, rules, request))
         except Exception as error:
             raised = error
         if book.digest() != before:
@@ -137,11 +133,14 @@ class Watched:
             tuple(groups[name] for name in dropped),
         )
         try:
-            self.promise(asked)
+            returned: Any = self.promise(asked)
         except Exception as error:
             # It is the user's: its own exceptions tell him best.
             complaint = f"broke its promise: {str(error) or type(error).__name__}\n\n{_in_words(asked, answer)}"
             self._found(error, complaint, kind=f"promise {place_of(error)}")
+            return
+        if complaint := no_answer(returned):
+            self._wrong(f"has a promise that {complaint}")
 
     def _found(self, problem: Exception, complaint: str, kind: str = "") -> None:
         if self.problem is None:
@@ -195,7 +194,7 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
-def _listed(answer: Any) -> Any:
+def listed(answer: Any) -> Any:
     """An answer that can be looked at twice."""
     if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
         return list(answer)

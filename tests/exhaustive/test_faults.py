@@ -1,10 +1,12 @@
 """Faults that are planted on purpose: each is found, by the shortest history that shows it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 import msgspec
+import pytest
 
 from groupstate.core import book, book_changes, evict, group, snapshot
 from groupstate.core import events as ev
@@ -12,6 +14,7 @@ from groupstate.core.custom import Drop, Select
 from groupstate.core.group import Group, Session
 from groupstate.core.phases import Phase
 from groupstate.core.rules import Rules
+from groupstate.errors import BadSettings
 from groupstate.runtime import ledger, recovery
 from groupstate.runtime.controller import Controller
 from groupstate.testing.exhaustive import World, explore, sameness, search, shortest_story
@@ -218,13 +221,49 @@ def test_a_late_result_that_does_something_beside_being_fenced(monkeypatch):
 
 
 def test_a_selection_of_ones_own_that_can_t_be_followed():
-    def too_many(book, rules, request):
-        return [Select([group.group_id for group in book.ready()])] if book.ready_count() else []
-
     story = found(attrs.evolve(ONE, groups=2, at_most={}), "selection", selection=too_many)
 
     assert story[-1] == "sample 1"
     assert sum(line.startswith("finish") for line in story) == 2
+
+
+def test_a_selection_of_ones_own_may_be_named_by_the_rules():
+    named = Rules(selection=f"{__name__}:too_many")
+    two = attrs.evolve(ONE, groups=2, at_most={})
+
+    stories = {
+        found(attrs.evolve(two, rules=named), "selection"),
+        found(two, "selection", rules=named),
+        found(two, "selection", selection=too_many),
+    }
+
+    assert len(stories) == 1
+    with pytest.raises(BadSettings, match="has no 'too_mny'; did you mean 'too_many'"):
+        explore(attrs.evolve(two, rules=Rules(selection=f"{__name__}:too_mny")))
+
+
+def too_many(book, rules, request):
+    return [Select([group.group_id for group in book.ready()])] if book.ready_count() else []
+
+
+def test_a_selection_may_be_a_partial_function():
+    def oldest(count, book, rules, request):
+        ready = [group.group_id for group in book.ready()]
+        return [Select(ready[:count])] if len(ready) >= count else []
+
+    assert explore(ONE, selection=functools.partial(oldest, 1)).breaches == ()
+
+
+def test_whoever_waits_for_what_the_world_still_brings_is_no_fault():
+    def two_to_choose_from(book, rules, request):
+        ready = [group.group_id for group in book.ready()]
+        return [Select(ready[:1])] if len(ready) >= 2 else []
+
+    world = attrs.evolve(ONE, groups=2, at_most={}, withdraws=False, late=False)
+    story = found(world, "for ever", selection=two_to_choose_from)
+
+    assert sum(line.startswith("submit") for line in story) == 2
+    assert explore(attrs.evolve(world, patient=True), selection=two_to_choose_from).breaches == ()
 
 
 def test_a_check_of_ones_own_on_every_state():

@@ -55,7 +55,18 @@ def test_what_nobody_knows_to_copy_is_refused():
     [
         ({"at_most": {"explode": 1}}, "at_most names 'explode'; it can bound publish, "),
         ({"rewinds": ("forget",)}, "rewinds names 'forget'; a rewind is 'keep' or 'evict'"),
+        ({"at_most": {"fail": -1}}, r"at_most\['fail'\] is -1; it must be an integer of at least 0"),
+        ({"rules": {"lag_max": 1}}, "rules is {'lag_max': 1}; it must be Rules, such as"),
+        ({"selection": "mine:rule"}, "selection is 'mine:rule'; it must be a plain function"),
+        ({"groups": "2"}, "groups is '2'; it must be an integer of at least 0"),
+        ({"sessions": 0}, "sessions is 0; it must be an integer of at least 1"),
+        ({"source": -1}, "source is -1; it must be an integer of at least 0"),
+        ({"patient": "no"}, "World.patient is 'no'; it must be True or False"),
+        ({"outcomes": "reward=1"}, "outcomes is 'reward=1'; it must be a tuple or a list of a text for each"),
+        ({"outcomes": ("0.5",)}, "outcomes has '0.5', which is no end of a session: '0.5' says nothing"),
+        ({"failures": "error"}, "failures is 'error'; it must be a tuple or a list of kinds of failure"),
     ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_world_that_can_t_be_is_refused(settings, problem):
     with pytest.raises(BadSettings, match=problem):

@@ -86,10 +86,10 @@ def tokens_less(totals: Counter[Any]) -> dict[Any, int]:
 
 
 def test_what_was_there_before_the_counting_is_no_count_of_it() -> None:
-    story = Story().tell("submit a/2", "start a", "finish a 1.0", "submit b/2", "start b.0", "wait 3")
+    story = Story().tell("submit a/2", "start a", "finish a reward=1.0", "submit b/2", "start b.0", "wait 3")
 
     figures = Figures(story)
-    story.tell("evict a zero_variance", "finish b.0 0.5")
+    story.tell("evict a zero_variance", "finish b.0 reward=0.5")
 
     assert total(figures, "groupstate_groups_submitted") == {}
     assert total(figures, "groupstate_groups_evicted") == {("train",): 1}
@@ -175,7 +175,7 @@ def test_a_clock_that_is_set_back_lowers_no_sum() -> None:
     figures = Figures(story)
 
     story.now_ns -= 10_000_000_000
-    story.tell("finish a 1.0")
+    story.tell("finish a reward=1.0")
 
     finished = figures.read().values["groupstate_session_seconds"]["train", "finished"]
     assert isinstance(finished, Distribution)
@@ -188,7 +188,7 @@ def test_many_durations_are_sorted_in_and_stay_the_same(monkeypatch: pytest.Monk
     figures = Figures(story)
 
     for number in range(5):
-        story.tell(f"submit g{number}/2", f"start g{number}", "wait 2", f"finish g{number} 1.0")
+        story.tell(f"submit g{number}/2", f"start g{number}", "wait 2", f"finish g{number} reward=1.0")
 
     finished = figures.read().values["groupstate_session_seconds"]["train", "finished"]
     assert isinstance(finished, Distribution)

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from groupstate.core.arguments import seconds
+from groupstate.errors import BadSettings
 from groupstate.testing.said import check_names
 
 OTHERS = {
@@ -27,6 +29,8 @@ class Contract:
             if issubclass(base, Contract):
                 check_names(cls, base, OTHERS)
                 break
+        if not seconds(f"{cls.__qualname__}.patience_s", cls.patience_s, error=BadSettings):
+            raise BadSettings(f"{cls.__qualname__}.patience_s is 0, within which nothing comes; it must be above")
         for name, test in list(vars(cls).items()):
             if name.startswith("test_") and inspect.iscoroutinefunction(test):
                 setattr(cls, name, _bounded(test))

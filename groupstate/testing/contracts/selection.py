@@ -3,7 +3,7 @@
     class TestLongestFirst(SelectionContract):
         selection = longest_first
 
-A built-in selection is given as `rules = Rules(selection="freshest_first")`.
+A built-in selection is given as `rules = Rules(selection="freshest_first")`, and one of your own may be named so too.
 """
 
 import functools
@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from groupstate.core.custom import CustomRule
+from groupstate.core.folding import replayed
 from groupstate.core.invariants import violations
 from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings, CustomRuleError
+from groupstate.testing import attributes
 from groupstate.testing.contracts.base import Contract
 from groupstate.testing.notation import Story
-from groupstate.testing.said import own_selection
+from groupstate.testing.said import given_selection, rules_in_force, tested_rule
 from groupstate.testing.twin import names
 from groupstate.testing.watched import Watched
 
@@ -31,12 +33,18 @@ class RuleContract(Contract):
     """The function; None for the selection that `rules` names."""
     story: Story | None = None
     """The one that was told last."""
+    watched: Watched | None = None
+    """The function, as it was asked in it."""
     good: ClassVar[Sequence[str]] = ("reward=0", "reward=1")
     """How the sessions of a group end that the rule takes, one after the other, in the notation."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own_selection(cls)
+        given_selection(cls)
+        attributes.check_rules(f"{cls.__qualname__}.rules", cls.rules)
+        for ends in ("good", "bad"):
+            if hasattr(cls, ends):
+                attributes.check_ends(f"{cls.__qualname__}.{ends}", getattr(cls, ends))
         for name, test in list(vars(cls).items()):
             if name.startswith("test_") and inspect.isfunction(test) and not inspect.iscoroutinefunction(test):
                 setattr(cls, name, _with_its_story(test))
@@ -45,9 +53,9 @@ class RuleContract(Contract):
     def own(cls) -> CustomRule | None:
         """
         Raises:
-            BadSettings: nothing says which rule is tested.
+            BadSettings: nothing says which rule is tested, or it can't be found.
         """
-        found = own_selection(cls)
+        found = tested_rule(cls, "rules")
         if found is None and not any("rules" in vars(each) for each in cls.__mro__ if each is not RuleContract):
             raise BadSettings(
                 f"{cls.__qualname__} doesn't say which rule it tests: selection = the function, or rules = Rules(...)"
@@ -63,7 +71,7 @@ class RuleContract(Contract):
         own = self.own()
         self.watched = None if own is None else Watched(own)
         self.story = Story(
-            rules=self.rules if self.watched is None else self.rules.changed(selection=self.watched.path),
+            rules=rules_in_force(self.rules, given_selection(type(self))),
             source=None if source is None else names(source),
             group_size=len(self.good),
             selection=self.watched,
@@ -87,9 +95,11 @@ class RuleContract(Contract):
         rule = repr(self.rules) if self.watched is None else self.watched.name
         told = "".join(f"\n    {line}" for line in story.lines)
         batches = [list(batch) for batch in story.batches()]
+        # Of the log, since a rule may have changed the book.
+        ready = [group.group_id for group in replayed(story.log.read()).ready()]
         return (
             f"The story, in which {meant}, under {rule}:\n{told}\n\n"
-            f"Batches: {batches}. Evicted: {list(story.evicted())}. Sampleable: {story.ready()}."
+            f"Batches: {batches}. Evicted: {list(story.evicted())}. Sampleable: {ready}."
         )
 
     def check(self, story: Story) -> None:
@@ -109,9 +119,13 @@ def _with_its_story(test: Callable[..., None]) -> Callable[..., None]:
         try:
             test(self, *args, **kwargs)
         except Exception as error:
+            problem = None if self.watched is None else self.watched.problem
+            if problem is not None and problem is not error:
+                # What follows from an answer that is wrong tells less than what is wrong with it.
+                error = problem
             if self.story is not None:
                 error.add_note(f"\n{self._in_words(self.story)}")
-            raise
+            raise error
 
     return told
 

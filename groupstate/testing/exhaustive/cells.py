@@ -70,7 +70,7 @@ def _evicts_finished(world: World) -> bool:
     stale = rules.drops_stale and _may(world, "publish") > (rules.lag_max or 0)
     back = "evict" in world.rewinds and _may(world, "recover") and _may(world, "mark")
     flat = rules.filter_metric is not None
-    return bool(stale or back or flat or _may(world, "damage") or world.selection is not None)
+    return bool(stale or back or flat or _may(world, "damage") or world.own_rule is not None)
 
 
 def _samples_failed(world: World) -> bool:

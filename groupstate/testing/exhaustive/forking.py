@@ -6,6 +6,7 @@ Rule 2: what two objects share, their copies share; a bound method is bound to t
 """
 
 import enum
+import functools
 import itertools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -31,6 +32,7 @@ Copier: TypeAlias = Callable[[Any, Memo], Any]
 
 SHARED: Final = (
     *(type(None), bool, int, float, str, bytes, tuple, frozenset, range, type),
+    functools.partial,  # a selection of the user's own
     *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MappingProxyType),
     Logger,
     MemoryPayloads,  # adds and forgets by key; a run that is only explored reads none back

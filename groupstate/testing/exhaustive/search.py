@@ -15,8 +15,12 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from groupstate.core import events as ev
+from groupstate.core.arguments import shown
 from groupstate.core.custom import CustomRule
 from groupstate.core.rules import Rules
+from groupstate.errors import BadSettings
+from groupstate.logs import hushed
+from groupstate.testing.attributes import check_runs
 from groupstate.testing.exhaustive.cells import CELLS, why_missed
 from groupstate.testing.exhaustive.sameness import Key, key_of
 from groupstate.testing.exhaustive.stage import Cell, Stage, Wrong
@@ -80,13 +84,15 @@ def explore(
     Args:
         rules: in place of the world's.
         selection: in place of the world's: a rule of your own, which may evict too.
-        checks: called for each state; what they return is wrong with it.
+        checks: called for each state; what they return is wrong with it, None if nothing is.
         states_max: states at which the search ends, `complete` or not.
         check_keys: make sure that runs which are taken for the same go on in the same way. Takes several times as long.
     """
     search = _Search(_changed(world, rules, selection), checks)
     search.onward = {} if check_keys else None
-    search.run(states_max)
+    with hushed():
+        # What a rule did wrong is in the result, and not thousands of times in the log.
+        search.run(states_max)
     return search.found()
 
 
@@ -99,8 +105,10 @@ def shortest_story(
     states_max: int = STATES_MAX,
 ) -> tuple[str, ...] | None:
     """The shortest history to a state that `where` is true of, as lines of the notation; None if there is none."""
+    check_runs("where", where, "it must be a plain function that returns whether this is the state")
     search = _Search(_changed(world, rules, selection), ())
-    return search.run(states_max, where)
+    with hushed():
+        return search.run(states_max, where)
 
 
 def _changed(world: World, rules: Rules | None, selection: CustomRule | None) -> World:
@@ -126,6 +134,10 @@ class _Search:
     def __init__(self, world: World, checks: Iterable[Check]) -> None:
         self.world = world
         self.checks = tuple(checks)
+        for check in self.checks:
+            check_runs(
+                f"check {_name(check)}", check, "it must be a plain function that returns what is wrong, or None"
+            )
         self.nodes: list[_Node] = []
         self.known: dict[Key, int] = {}
         self.queue: deque[tuple[int, Stage]] = deque()
@@ -173,7 +185,7 @@ class _Search:
             if key in self.known and not wrong:
                 return False
             wrong += stage.wrong_replay()
-            wrong += [Wrong(_name(check), text) for check in self.checks if (text := check(stage)) is not None]
+            wrong += [Wrong(_name(check), text) for check in self.checks if (text := _text(check, stage)) is not None]
         if wrong:
             for found in wrong:
                 self.breaches.setdefault(found.rule, Breach(found.rule, found.text, self._story(node)))
@@ -242,6 +254,17 @@ def successors(stage: Stage) -> Iterator[tuple[Stage, tuple[str, ...]]]:
         if key_of(after) != stage.key:
             after.wrong.append(Wrong("late", "a second result, or one for an attempt that is over, changed something"))
         yield after, (line,)
+
+
+def _text(check: Check, stage: Stage) -> str | None:
+    """
+    Raises:
+        BadSettings: what it returned is no text that says what is wrong.
+    """
+    text: Any = check(stage)
+    if text is None or isinstance(text, str):
+        return text
+    raise BadSettings(f"check {_name(check)} returned {shown(text)}; it must return what is wrong as a text, or None")
 
 
 def _name(check: Check) -> str:

@@ -12,18 +12,21 @@ import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.book import Book
+from groupstate.core.custom import CustomRule
 from groupstate.core.explain import explain
 from groupstate.core.folding import replayed
-from groupstate.core.group import SETTLED, Group, fence_reason
-from groupstate.core.held import Window
+from groupstate.core.group import SETTLED, Group, fence_reason, forget_unpacked
+from groupstate.core.held import OpenRequest, Window
 from groupstate.core.invariants import Checker, Violation
 from groupstate.core.phases import TERMINAL, TRANSITIONS, Phase, Restored
+from groupstate.core.rules import Rules
 from groupstate.core.snapshot import capture, decoded, encoded, restore
 from groupstate.errors import CustomRuleError
 from groupstate.runtime.controller import Waiter
 from groupstate.testing.exhaustive.forking import forked
 from groupstate.testing.exhaustive.world import World
 from groupstate.testing.notation import Story
+from groupstate.testing.watched import listed
 
 Cell: TypeAlias = tuple[Phase | None, type[ev.Event]]
 """A cell of the table of transitions: the phase before, and the kind of the event."""
@@ -58,6 +61,24 @@ class Watching(Checker):
         return None if self.book is None else self.book.windows_out[self.book.last_batch]
 
 
+class Looking:
+    """A selection of the user's own, and whether it only looked."""
+
+    def __init__(self, rule: CustomRule) -> None:
+        self.rule = rule
+        self.changed = False
+        """It changed the book, from which nothing can go on."""
+
+    def __call__(self, book: Book, rules: Rules, request: OpenRequest) -> Any:
+        before = book.digest()
+        try:
+            return listed(self.rule(book, rules, request))
+        finally:
+            if book.digest() != before:
+                forget_unpacked()
+                self.changed = True
+
+
 class Stage(Story):
     """A run in memory that goes through a world."""
 
@@ -84,7 +105,7 @@ class Stage(Story):
             source=world.prompts(),
             group_size=world.sessions,
             admits=world.admits,
-            selection=world.selection,
+            selection=None if world.own_rule is None else Looking(world.own_rule),
             runs=world.runs,
         )
 
@@ -115,7 +136,11 @@ class Stage(Story):
             self._check_settled()
         except Exception as error:
             # Whatever it is: nothing that is told here may raise.
+            if self._is_meddled_with():
+                return
             self.wrong.append(Wrong("error", f"{type(error).__name__}: {error}"))
+            return
+        if self._is_meddled_with():
             return
         self.wrong += [*self._wrong_waits(), *self._wrong_groups()]
         self.wrong += [
@@ -125,6 +150,14 @@ class Stage(Story):
         ]
         if verb == "recover":
             self.wrong += self._wrong_recovery()
+
+    def _is_meddled_with(self) -> bool:
+        """A rule has changed the book, so that nothing which is seen there says anything."""
+        meddled = isinstance(self._selection, Looking) and self._selection.changed
+        if meddled:
+            text = f"the rule {self.rules.selection!r} changed the book; a rule only looks at it"
+            self.wrong = [Wrong("selection", text)]
+        return meddled
 
     def take(self, whole: "Stage", keep: int) -> None:
         """Take in what a run that is one line ahead recorded up to `keep`, as its log has it and not its book: that is
@@ -189,7 +222,7 @@ class Stage(Story):
         """Invariant 12: nobody waits for what can't come."""
         book, world = self.book, self.world
         for partition in sorted({request.partition for request in book.requests.values()}):
-            if partition == ev.TRAIN and world.source is not None and world.selection is None:
+            if partition == ev.TRAIN and world.source is not None and world.own_rule is None:
                 if not book.in_flight_count():
                     waiting = [request.size for request in book.waiting()]
                     yield Wrong("invariant 12", f"sample() of {waiting} waits with a source, and nothing is under way")
@@ -199,6 +232,23 @@ class Stage(Story):
             )
             if not told.blocked_by or not told.unblocked_by:
                 yield Wrong("invariant 12", f"a sample() of {partition!r} waits, and nothing says why: {told}")
+            elif partition == ev.TRAIN and world.own_rule is not None and not world.patient:
+                yield from self._wrong_patience()
+
+    def _wrong_patience(self) -> Iterator[Wrong]:
+        """A rule of the user's own lets somebody wait beside enough groups, when nothing more comes to choose from: no
+        session is in flight, the user has submitted all that he does, and beside so many a source gives none."""
+        book, request = self.book, self.book.waiting()[0]
+        if book.in_flight_count() or self._submissions() or book.ready_count() < request.size:
+            return
+        ready = ", ".join(group.group_id for group in book.ready())
+        no_more = "no more are submitted" if self.world.source is None else "no prompt is drawn while there are so many"
+        yield Wrong(
+            "for ever",
+            f"the rule {self.rules.selection!r} lets a sample of {request.size} wait for ever: sampleable are {ready}, "
+            f"nothing is in flight, and {no_more}. It must select from them, or drop what it will never take; one that "
+            "waits for something else is patient: World(patient=True), or --patient",
+        )
 
     def _wrong_groups(self) -> Iterator[Wrong]:
         """What a group keeps count of is what its sessions say, and one of which all sessions have ended has ended."""

@@ -4,14 +4,18 @@ Rule: what isn't bounded by `at_most` may happen as often as it can. The search 
 few and whatever comes back to where it was is known.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Final
 
 import attrs
 
+from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.custom import CustomRule
 from groupstate.core.rules import Rules
 from groupstate.errors import BadSettings
+from groupstate.runtime.options import check_rules, check_selection
+from groupstate.testing import attributes, said
 from groupstate.testing.notation import Story
 
 BOUNDED: Final = ("publish", "mark", "recover", "cancel", "requeue", "fail", "damage", "finish", "sample", "release")
@@ -60,12 +64,30 @@ class World:
     """How often each of these may happen in one history: publish, mark, recover (crashes), cancel, requeue, fail,
     damage; not at all where they aren't named. finish, sample and release may be bounded too."""
     selection: CustomRule | None = None
-    """A function in place of the rules' own selection."""
+    """A function in place of the rules' own selection. Without it one that the rules name is loaded."""
+
+    patient: bool = False
+    """A selection of your own may keep a sampler waiting although enough groups are sampleable, nothing is in flight,
+    and the user has submitted all that he does."""
 
     def __attrs_post_init__(self) -> None:
-        for verb in self.at_most:
+        """
+        Raises:
+            BadSettings: there can be no such world.
+        """
+        check_rules(self.rules)
+        check_selection(self.selection)
+        for name, least in (("groups", 0), ("sessions", 1), ("validation", 0), ("batch", 1), ("waiting_max", 0)):
+            integer(name, getattr(self, name), least=least, error=BadSettings)
+        integer_or_none("source", self.source, least=0, error=BadSettings)
+        attributes.check_booleans("World", self, "admits", "withdraws", "late", "runs", "torn", "patient")
+        attributes.check_ends("outcomes", self.outcomes)
+        kinds = "kinds of failure, such as ('error', 'error retryable')"
+        attributes.check_texts("failures", self.failures, kinds, may_be_empty=True)
+        for verb, most in self.at_most.items():
             if verb not in BOUNDED:
                 raise BadSettings(f"at_most names {verb!r}; it can bound {', '.join(BOUNDED)}")
+            integer(f"at_most[{verb!r}]", most, least=0, error=BadSettings)
         for how in self.rewinds:
             if how not in ("keep", "evict"):
                 raise BadSettings(f"rewinds names {how!r}; a rewind is 'keep' or 'evict'")
@@ -83,11 +105,16 @@ class World:
     @property
     def rules_in_force(self) -> Rules:
         """The rules, which name a selection of your own as those of an opened run do."""
-        own = self.selection
-        if own is None:
-            return self.rules
-        name = getattr(own, "__qualname__", type(own).__qualname__)
-        return self.rules.changed(selection=f"{own.__module__}:{name}")
+        return said.rules_in_force(self.rules, self.selection)
+
+    @functools.cached_property
+    def own_rule(self) -> CustomRule | None:
+        """The selection of your own, given or named by the rules.
+
+        Raises:
+            BadSettings: it can't be found, or can't be called as a selection.
+        """
+        return said.rule_of(self.rules, self.selection)
 
     def told(self, *lines: str) -> Story:
         """A history of this world, told again; replayed after every event."""
@@ -96,7 +123,7 @@ class World:
             source=self.prompts(),
             group_size=self.sessions,
             admits=self.admits,
-            selection=self.selection,
+            selection=self.own_rule,
             runs=self.runs,
         )
         return story.tell(*lines)
