@@ -85,6 +85,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "explain": ("core/test_explain.py",),
     "folding": ("core/test_folding.py",),
     "standing": ("core/test_standing.py",),
+    "followed": ("core/test_standing.py",),
 }
 """The modules of the core in which mutmut finds something to change, rules and decisions first, with the tests that are
 about each. It changes nothing outside of functions, such as a table, and no decorated function."""
