@@ -77,12 +77,14 @@ def of_checker(records: Sequence[ev.Record]) -> list[int]:
 
 def of_book(records: Sequence[ev.Record]) -> list[int]:
     """The same of their replay."""
-    followed, numbers = Followed(Book()), []
+    book, numbers = Book(), []
+    followed = Followed(book)
     for record in records:
         followed.take(record)
         if type(record.event) not in UNCOUNTED:
             numbers.append(followed.standing.number)
     assert followed.settle().digest() == replayed(records).digest()
+    assert book.released == []
     return numbers
 
 
