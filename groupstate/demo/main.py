@@ -86,9 +86,11 @@ def demo(
         recipe: all other numbers; None for the demo's own.
 
     Raises:
-        BadInput: `out` is taken, there is nothing to resume, or the run was begun with other settings.
+        BadInput: `out` is taken or can't be written to, there is nothing to resume, or the run was begun with other
+            settings.
     """
     folder = out or (last_folder() if resume else free_folder())
+    _check_place(folder)
     if not resume and folder.exists() and any(folder.iterdir()):
         raise BadInput(f"{folder} is not empty; go on with it by --resume, or name another by --out")
     if resume and not (folder / "run.json").exists():
@@ -99,6 +101,18 @@ def demo(
     given: dict[str, Any] = {name: value for name, value in values if value is not None}
     settings = attrs.evolve(recipe or Settings(), **given) if saved is None else _resumed(folder, saved[0], given)
     return anyio.run(_Demo(settings, folder, console or Console(), checkpoints, saved).run)
+
+
+def _check_place(folder: Path) -> None:
+    """
+    Raises:
+        BadInput: there can be no such folder. Found out only after the warm-up it would have cost half a minute.
+    """
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise BadInput(f"the run can't be written to {folder}: {nearest} is a file; name another folder by --out")
+    if not os.access(nearest, os.W_OK):
+        raise BadInput(f"the run can't be written to {folder}: {nearest} takes no files; name another folder by --out")
 
 
 def _resumed(folder: Path, state: dict[str, Any], given: dict[str, Any]) -> Settings:

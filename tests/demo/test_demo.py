@@ -1,6 +1,7 @@
 """The demo from end to end at a tiny size: trained through the log, stopped, killed, resumed."""
 
 import io
+import os
 import shutil
 import signal
 import subprocess
@@ -74,6 +75,19 @@ def test_a_run_that_isnt_there_is_not_resumed_and_none_is_begun(tmp_path):
         demo(out=tmp_path / "nosuch", resume=True, recipe=TINY, console=quiet())
 
     assert not (tmp_path / "nosuch").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_warm_up(tmp_path, monkeypatch):
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    with pytest.raises(BadInput, match="is a file"):
+        demo(out=file / "run")
+    assert file.read_text() == "mine"
+
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(BadInput, match="takes no files"):
+        demo(out=tmp_path / "runs" / "one")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_that_has_ended_can_be_trained_further(finished, tmp_path):
