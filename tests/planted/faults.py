@@ -121,7 +121,8 @@ def commit_not_awaited(patch):
     """`run.commit` returns before the commit is durable."""
 
     async def commit(self, batch):
-        self._record(ev.BatchCommitted(run._number(batch)), "commit")
+        self.ledger.commit(*run._named(batch))
+        self._controller.settle()
 
     patch.setattr(run.Run, "commit", commit)
 
