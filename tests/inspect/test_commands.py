@@ -505,12 +505,11 @@ def test_show_says_what_a_run_was_closed_with(kept: Kept, reason: str, state: st
     [
         (("report",), ("-o", "x.html")),
         (("trace",), ("-o", "x.json")),
-        (("export",), ("--parquet", "tables")),
         (("export",), ("--redact", "x.tar.gz")),
         (("export",), ("--redact", "copy")),
         (("scenario", "--from"), ("--group", "p7", "--out", "x.toml")),
     ],
-    ids=["report", "trace", "export", "redact packed", "redact", "scenario"],
+    ids=["report", "trace", "redact packed", "redact", "scenario"],
 )
 def test_a_place_that_can_not_be_written_is_told_by_its_name(
     tmp_path: Path, folder: str, before: tuple[str, ...], after: tuple[str, ...]

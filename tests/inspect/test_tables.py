@@ -354,3 +354,13 @@ def test_what_was_written_is_a_value(tmp_path: Path) -> None:
     written = write_tables(records_of(START, ev.WeightsPublished(1)), tmp_path / "out")
 
     assert attrs.asdict(written)["rows"]["versions"] == 2
+
+
+@pytest.mark.parametrize(("folder", "why"), [("none", "No such file or directory"), ("file", "Not a directory")])
+def test_a_place_that_can_not_be_written_is_told_by_its_name(tmp_path: Path, folder: str, why: str) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / folder / "tables"
+
+    result = call("export", HISTORIES / "compacted", "--parquet", out)
+
+    assert (result.exit_code, result.stderr) == (2, f"groupstate: {out} can't be written: {why}\n")
