@@ -32,8 +32,8 @@ from groupstate.log.file import FileLog
 from groupstate.runtime.ledger import Ledger
 
 SHARE_MIN = 0.4
-"""Of the bare group commit, at 64 producers. How near that comes to the raw limit is the disk's matter: where a flush
-takes 0.15 ms, waking 64 tasks takes longer."""
+"""Of the raw limit, at 64 producers. How near the log comes to it is the disk's matter too: where a flush takes 0.15
+ms, waking 64 tasks takes longer, and the bare group commit itself hardly gets there."""
 
 
 async def measure(
@@ -61,19 +61,20 @@ async def _with(producers: int, count: int, folder: Path, repetitions: int) -> R
         for name in ("log", "raw"):
             await variants[name]()
         spreads = await interleaved(variants, repetitions)
-    share, text = ratio_of_pairs(spreads["log"], spreads["bare"])
+    share, text = ratio_of_pairs(spreads["log"], spreads["raw"])
     notes = [
-        f"log by the bare group commit, {text}",
+        f"log by the raw limit, {text}",
+        f"log by the bare group commit: {_share(spreads, 'log', 'bare')}",
         f"events a second: {', '.join(f'{name} {1 / spread.median:,.0f}' for name, spread in spreads.items())}",
         f"events in a commit of the log: {len(records) / len(ways.commits):.1f}",
-        f"of the raw limit: log {_share(spreads, 'log', 'raw')}, ledger {_share(spreads, 'ledger', 'raw')}; "
+        f"of the raw limit: ledger {_share(spreads, 'ledger', 'raw')}; "
         f"of the raw limit for its own commits: log {_share(spreads, 'log', 'raw, as the log')}",
         f"the bare group commit of the raw limit: {_share(spreads, 'bare', 'raw')}",
         f"SQLite's events a second by the log's: {_share(spreads, 'SQLite', 'log')}",
     ]
     bound = SHARE_MIN if producers == 64 else 0.0
     title = f"durable events, {producers} producer{'s' if producers > 1 else ''}, per event"
-    return Result(title, spreads, share, bound, "of the bare group commit", notes, least=True)
+    return Result(title, spreads, share, bound, "of the raw limit", notes, least=True)
 
 
 def _share(spreads: dict[str, Spread], of: str, by: str) -> str:
