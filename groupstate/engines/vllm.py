@@ -199,8 +199,16 @@ class VllmEngine:
         params = self._params.made(request, len(prompt_ids))
         claim(request)
         row = self._rows[request.id] = _Row()
+        prompt = tokens_input(prompt_ids)
         try:
-            output = await self._output(request, row, tokens_input(prompt_ids), params)
+            # No coroutine more than it takes: each stays until the answer is there, for the garbage collector to visit.
+            output = await self._attempt(request, row, prompt, params)
+            while self._is_to_restart(row, output):
+                output = await self._attempt(request, row, prompt, params)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise self._failure(request, error) from error
         finally:
             del self._rows[request.id]
             if self._closed:
@@ -309,27 +317,17 @@ class VllmEngine:
 
     # Requests --------------------------------------------------------------------------------------
 
-    async def _output(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
-        """What vLLM made of it; None if it never came there."""
-        while True:
-            try:
-                output = await self._attempt(request, row, prompt, params)
-            except EngineError:
-                raise
-            except Exception as error:
-                raise self._failure(request, error) from error
-            if output is None or not self._is_to_restart(row, output):
-                return output
-
     def _is_to_restart(self, row: _Row, output: Any) -> bool:
         return (
             self._in_flight == "restart"
+            and output is not None
             and output.finish_reason == "abort"
             and not row.given_up
             and row.publication != self._publication_count
         )
 
     async def _attempt(self, request: Request, row: _Row, prompt: Any, params: vllm.SamplingParams) -> Any:
+        """What vLLM made of it; None if it never came there."""
         row.sent = None
         if not self._is_labelled or self._publishing:
             await self._wait_turn(row)

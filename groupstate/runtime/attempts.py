@@ -69,6 +69,11 @@ class Terms:
     def _direct(self) -> bool:
         return makes_coroutines(self.function)
 
+    @property
+    def version(self) -> int | None:
+        """The weight version that an attempt begins with, as far as it is known."""
+        return None if self.engine is None else self.engine.weight_version
+
 
 def _kept(step: "Callable[Concatenate[Session, P], None]") -> "Callable[Concatenate[Session, P], None]":
     """A step that the loop takes: nobody but the group can be told what it raises."""
@@ -93,6 +98,7 @@ class Session:
         "_group",
         "_late",
         "_number",
+        "_open",
         "_params",
         "_prompt",
         "_siblings",
@@ -102,14 +108,28 @@ class Session:
     )
 
     def __init__(
-        self, terms: Terms, siblings: Siblings, group: Group, number: int, prompt: Prompt, params: SamplingParams
+        self,
+        terms: Terms,
+        siblings: Siblings,
+        group: Group,
+        number: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        is_open: bool,
     ) -> None:
+        """
+        Args:
+            is_open: its first attempt is recorded as begun already, with those of its siblings.
+        """
         self._terms = terms
         self._siblings = siblings
         self._group = group
         self._number = number
         self._prompt = prompt
         self._params = params
+        self._open = is_open
+        """The attempt that is due is recorded as begun."""
         self._ctx: SessionContext
         """Of the attempt that runs, or ran last."""
         self._task: asyncio.Task[SessionResult] | None = None
@@ -149,10 +169,12 @@ class Session:
     def _start(self, attempt: int) -> None:
         terms, group = self._terms, self._group
         controller, engine = terms.controller, terms.engine
-        version = engine.weight_version if engine is not None else None
-        if controller.ledger.start(group.group_id, self._number, attempt, version=version) is None:
-            self.over()
-            return
+        if not self._open:
+            ledger, version = controller.ledger, terms.version
+            if ledger.start(group.group_id, self._number, attempt, version=version) is None:
+                self.over()
+                return
+        self._open = False
         self._ctx = ctx = SessionContext(
             group.group_id,
             self._number,

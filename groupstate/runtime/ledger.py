@@ -15,6 +15,7 @@ import attrs
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.group import SETTLED, Group, fence_reason, terminal_event
+from groupstate.core.phases import Phase
 from groupstate.core.rules import Rules
 from groupstate.core.trajectory import checked, payload_of, record_of
 from groupstate.errors import (
@@ -106,10 +107,14 @@ class Ledger:
             )
             if terminal is not None:
                 records.append(ev.Record(seq + 1, at_ns, terminal))
+        self._keep(records)
+        return records[-1].seq
+
+    def _keep(self, records: list[ev.Record]) -> None:
+        """Post what was checked, as one unit of the log, and take it in."""
         self.log.post(records)
         self.apply(records)
         self.after_step()
-        return records[-1].seq
 
     def apply(self, records: Iterable[ev.Record]) -> None:
         """Take records that are in the log already into the book."""
@@ -160,6 +165,25 @@ class Ledger:
         self.record(ev.SessionStarted(group_id, session, number, worker, version))
         self.settle()
         return number
+
+    def start_all(self, group_id: str, *, version: int | None = None) -> bool:
+        """Open the attempts that are due of a group's sessions, as one unit of the log: they begin together.
+
+        Returns:
+            Whether they are open; else nothing has changed, since the group has left or not all of them wait.
+        """
+        group = self.book.groups.get(group_id)
+        if group is None or group.phase is not Phase.PENDING or any(s.state != "waiting" for s in group.sessions):
+            return False
+        seq, at_ns = self.book.last_seq, self.clock_ns()
+        self._keep(
+            [
+                ev.Record(seq + number + 1, at_ns, ev.SessionStarted(group_id, number, session.attempt, "", version))
+                for number, session in enumerate(group.sessions)
+            ]
+        )
+        self.settle()
+        return True
 
     def finish(self, group_id: str, session: int, attempt: int | None, result: Any) -> ev.FenceReason | None:
         """Record what an attempt returned: its trajectories, or a failure if there are none to use.

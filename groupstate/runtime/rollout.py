@@ -158,8 +158,10 @@ class Rollout:
             return
         try:
             params = self.params_of.get(group.group_id, self.params)
+            is_open = self._ledger.start_all(group.group_id, version=self._terms.version)
             await siblings.run(
-                Session(self._terms, siblings, group, number, prompt, params) for number in range(group.size)
+                Session(self._terms, siblings, group, number, prompt, params, is_open=is_open)
+                for number in range(group.size)
             )
         finally:
             current = self._siblings.get(group.group_id) is siblings

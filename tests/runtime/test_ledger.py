@@ -38,6 +38,62 @@ def test_the_last_end_and_the_terminal_event_are_one_post():
     assert posts == [["SessionFinished"], ["SessionFinished", "GroupFinished"]]
 
 
+def waiting() -> Ledger:
+    """A ledger with a group `w` of three sessions, none of them under way."""
+    made = ledger()
+    made.record(ev.GroupSubmitted("w", 3, "train", 0, 1, "submit"))
+    return made
+
+
+def test_sessions_that_begin_together_are_one_post_of_one_time():
+    made = waiting()
+    posts = []
+    original = made.log.post
+    made.log.post = lambda records: (posts.append(list(records)), original(records))
+
+    assert made.start_all("w", version=3)
+
+    assert [[record.event for record in post] for post in posts] == [
+        [ev.SessionStarted("w", session, 1, "", 3) for session in range(3)]
+    ]
+    assert len({record.at_ns for record in posts[0]}) == 1
+    assert [session.state for session in made.book.group("w").sessions] == ["open"] * 3
+
+
+def test_a_requeued_group_begins_with_the_attempts_that_are_due():
+    made = waiting()
+    made.record(ev.GroupRequeued("w"))
+
+    assert made.start_all("w")
+
+    assert [session.attempt for session in made.book.group("w").sessions] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda made: made.start("w", 1),
+        lambda made: made.fail("w", 1, None, "error"),
+        lambda made: made.end("w", CANCELLED),
+    ],
+    ids=["one began", "one has ended", "all have ended"],
+)
+def test_sessions_do_not_begin_together_where_not_all_of_them_wait(step):
+    made = waiting()
+    step(made)
+    before = made.book.digest(), made.log.last_seq
+
+    assert not made.start_all("w")
+
+    assert (made.book.digest(), made.log.last_seq) == before
+
+
+def test_sessions_of_a_group_that_has_left_do_not_begin():
+    made = waiting()
+
+    assert not made.start_all("nobody")
+
+
 def test_an_event_that_cannot_happen_is_refused_before_it_is_written():
     made = ledger()
     before = made.book.digest(), made.log.last_seq
