@@ -30,6 +30,9 @@ TOKENS = 128
 """Of an answer."""
 PROMPT_TOKENS = 32
 VOCABULARY = 128
+REPETITIONS_VLLM: Mapping[int, int] = {64: 81, 512: 21}
+"""Per number of sessions at once. Of 64 the ratio within a pair lies between 0.8 and 1.3 on a shared machine: 21 pairs
+tell its median to some 0.03 only, 81 to half of that."""
 
 Direct = Callable[[list[int], SamplingParams], Awaitable[object]]
 """Generate one answer without groupstate's session."""
@@ -49,15 +52,19 @@ async def measure(
         return await engine.generate(Request(prompt_ids, params))
 
     try:
-        return await _measured(folder, "torch", engine, direct, at_once, tokens, repetitions)
+        return await _measured(folder, "torch", engine, direct, dict.fromkeys(at_once, repetitions), tokens)
     finally:
         await engine.aclose()
 
 
 async def measure_vllm(
-    folder: Path, *, at_once: tuple[int, ...] = (64, 512), tokens: int = TOKENS, repetitions: int = 21
+    folder: Path, *, repetitions: Mapping[int, int] = REPETITIONS_VLLM, tokens: int = TOKENS
 ) -> list[Result]:
-    """With vLLM on the CPU and the demo's tiny Qwen2: beside vLLM's own `generate` with the same settings."""
+    """With vLLM on the CPU and the demo's tiny Qwen2: beside vLLM's own `generate` with the same settings.
+
+    Args:
+        repetitions: per number of sessions at once.
+    """
     from vllm import SamplingParams as VllmParams
     from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind
@@ -65,7 +72,7 @@ async def measure_vllm(
     from groupstate.demo.qwen import QwenPolicy, vllm_engine
     from groupstate.demo.settings import Settings
 
-    settings = Settings(engine="vllm", slots_max=max(at_once))
+    settings = Settings(engine="vllm", slots_max=max(repetitions))
     with TemporaryDirectory(dir=folder) as place:
         engine = await vllm_engine(
             QwenPolicy(settings, VOCABULARY, context=PROMPT_TOKENS + tokens), settings, Path(place), 0
@@ -85,9 +92,7 @@ async def measure_vllm(
             return [part async for part in engine.llm.generate(tokens_input(prompt_ids), own, f"alone{next(numbers)}")]
 
         try:
-            return await _measured(
-                folder, "vllm", engine, direct, at_once, tokens, repetitions, extra={"ignore_eos": True}
-            )
+            return await _measured(folder, "vllm", engine, direct, repetitions, tokens, extra={"ignore_eos": True})
         finally:
             await engine.aclose()
 
@@ -97,9 +102,8 @@ async def _measured(
     name: str,
     engine: Engine,
     direct: Direct,
-    at_once: tuple[int, ...],
+    repetitions: Mapping[int, int],
     tokens: int,
-    repetitions: int,
     extra: Mapping[str, Any] | None = None,
 ) -> list[Result]:
     params = SamplingParams(max_tokens=tokens, extra=extra or {})
@@ -108,7 +112,7 @@ async def _measured(
         async with open_run(
             Path(place) / "run", session=_session, engine=engine, params=params, group_size=SIZE
         ) as run:
-            for count in at_once:
+            for count, times in repetitions.items():
                 prompts = [
                     [(group * 7 + at) % VOCABULARY for at in range(PROMPT_TOKENS)] for group in range(count // SIZE)
                 ]
@@ -120,8 +124,8 @@ async def _measured(
                 for warm_up in variants.values():
                     await warm_up()
                 with frozen_heap():
-                    spreads = await interleaved(variants, repetitions)
-                own = [Spread(tuple(clock.own_s[-repetitions:])) for clock in clocks]
+                    spreads = await interleaved(variants, times)
+                own = [Spread(tuple(clock.own_s[-times:])) for clock in clocks]
                 figures = [ratio_of_pairs(spreads["engine alone"], spreads["groupstate"]), ratio_of_pairs(*own)]
                 added_s = (spreads["groupstate"].median - spreads["engine alone"].median) / count
                 title = f"processor time of {count} sessions of {tokens} tokens at once, engine {name}"
