@@ -75,6 +75,15 @@ class Admitted(msgspec.Struct, frozen=True):
     info: dict[str, Any]
 
 
+class Yielded(msgspec.Struct, frozen=True):
+    """What a session returned, in the form in which it is kept, or why it can't be."""
+
+    records: tuple[TrajectoryRecord, ...] = ()
+    payload: bytes | None = None
+    """None where there is nothing to keep beside the records."""
+    error: UnusableResult | None = None
+
+
 class _Wire(msgspec.Struct, array_like=True, frozen=True):
     """The payload of one trajectory, as it is stored."""
 
@@ -86,6 +95,16 @@ class _Wire(msgspec.Struct, array_like=True, frozen=True):
 
 
 _wire_decoder = msgspec.msgpack.Decoder(list[_Wire])
+
+
+def yielded(result: Any, *, session: int, group_id: str) -> Yielded:
+    """What a session returned, checked, with both of its halves made."""
+    try:
+        rows = checked(result, session=session, group_id=group_id)
+        payload = payload_of(rows, f"session {session} of group {group_id!r}")
+    except UnusableResult as error:
+        return Yielded(error=error)
+    return Yielded(tuple([record_of(index, row) for index, row in enumerate(rows)]), payload)
 
 
 def checked(result: Any, *, session: int, group_id: str) -> tuple[Admitted, ...]:
@@ -200,7 +219,7 @@ def _tokens(field: str, ids: Any, who: str) -> bytes:
     if ids is _NONE:
         return b""
     try:
-        items = _items(ids)
+        items = ids if type(ids) is tuple else _items(ids)
         packed = struct.pack(f"{len(items)}i", *items)
         if packed[_TOP_BYTE::NUMBER_BYTES].isascii():  # None has its sign set.
             return packed
@@ -223,33 +242,32 @@ def _log_probs(values: Any, length: int, who: str) -> bytes:
     if values is _NONE:
         return b""
     try:
-        numbers = _floats(_items(values))
+        items = values if type(values) is tuple else _items(values)
+        packed = _packed_floats(items)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnusableResult(f"{who} has log_probs {_shown(values)}; they must be finite numbers") from error
-    if len(numbers) not in (0, length):
+    if len(items) not in (0, length):
         raise UnusableResult(
-            f"{who} has {len(numbers)} log_probs for {length} response tokens; give one for each, or none"
+            f"{who} has {len(items)} log_probs for {length} response tokens; give one for each, or none"
         )
     # A sum says of all whether they are finite: those of 32 bits are far too small to overflow it.
+    numbers = array.array("f", packed)
     if not math.isfinite(sum(numbers)):
         position = next(position for position, value in enumerate(numbers) if not math.isfinite(value))
-        raise UnusableResult(f"{who} has {_shown(values[position])} at log_probs[{position}]; it must be finite")
-    return numbers.tobytes()
+        raise UnusableResult(f"{who} has {_shown(items[position])} at log_probs[{position}]; it must be finite")
+    return packed
 
 
-def _floats(values: "list[Any] | tuple[Any, ...]") -> "array.array[float]":
+def _packed_floats(values: "list[Any] | tuple[Any, ...]") -> bytes:
     """As 32-bit numbers; what is too large for them is infinite.
 
     Raises:
         TypeError, ValueError, OverflowError: something else than numbers.
     """
     try:
-        packed = struct.pack(f"{len(values)}f", *values)  # in a third of the time that an array takes
+        return struct.pack(f"{len(values)}f", *values)  # in a third of the time that an array takes
     except (OverflowError, struct.error):
-        return array.array("f", values)
-    numbers = array.array("f")
-    numbers.frombytes(packed)
-    return numbers
+        return array.array("f", values).tobytes()
 
 
 def _spans(spans: Any, length: int, who: str) -> tuple[VersionSpan, ...]:

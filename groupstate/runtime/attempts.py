@@ -10,13 +10,14 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from types import CoroutineType
-from typing import Any, Concatenate, Final, ParamSpec
+from typing import Concatenate, Final, ParamSpec
 
 import attrs
 
 from groupstate.core import events as ev
 from groupstate.core.group import Group
 from groupstate.core.prompt import Prompt
+from groupstate.core.trajectory import Yielded, yielded
 from groupstate.engines.port import Engine, SamplingParams
 from groupstate.errors import (
     BadSettings,
@@ -29,9 +30,8 @@ from groupstate.errors import (
 from groupstate.logs import Logger
 from groupstate.runtime.controller import Controller
 from groupstate.runtime.deadlines import timed_out
-from groupstate.runtime.functions import makes_coroutines
 from groupstate.runtime.ledger import Ledger, retry_delay_s
-from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, SessionResult, describe
+from groupstate.runtime.session import RetryableError, SessionContext, SessionFunction, describe
 from groupstate.runtime.siblings import Siblings
 
 log = Logger("groupstate.rollout")
@@ -60,14 +60,8 @@ class Terms:
     engine: Engine | None
     deadline_s: float | None
     cancel_grace_s: float
-    direct: bool = attrs.field(init=False)
-    """Calling the function runs none of it, so it needs no coroutine around it."""
-    stubborn: set["asyncio.Task[SessionResult]"] = attrs.field(factory=set, init=False)
+    stubborn: set["asyncio.Task[Yielded]"] = attrs.field(factory=set, init=False)
     """Tasks that ignored their cancellation; kept from the garbage collector until they end."""
-
-    @direct.default
-    def _direct(self) -> bool:
-        return makes_coroutines(self.function)
 
     @property
     def version(self) -> int | None:
@@ -132,7 +126,7 @@ class Session:
         """The attempt that is due is recorded as begun."""
         self._ctx: SessionContext
         """Of the attempt that runs, or ran last."""
-        self._task: asyncio.Task[SessionResult] | None = None
+        self._task: asyncio.Task[Yielded] | None = None
         """The attempt that runs."""
         self._timer: asyncio.TimerHandle | None = None
         """While an attempt runs, its deadline or the end of its grace; else when the next one begins."""
@@ -185,9 +179,8 @@ class Session:
             engine,
             self._params,
         )
-        work: Any = terms.function(ctx) if terms.direct else _called(terms.function, ctx)
         name = f"{group.group_id}/{self._number}"
-        self._task = task = asyncio.get_running_loop().create_task(work, name=name)
+        self._task = task = asyncio.get_running_loop().create_task(_yielded(terms.function, ctx), name=name)
         task.add_done_callback(self._ended)
         if terms.deadline_s is not None:
             self._wait(terms.deadline_s, self._was_late)
@@ -199,7 +192,7 @@ class Session:
         self._start(self._ctx.attempt + 1)
 
     @_kept
-    def _ended(self, task: "asyncio.Task[SessionResult]") -> None:
+    def _ended(self, task: "asyncio.Task[Yielded]") -> None:
         self._end_wait()
         self._task = None
         self._ctx.end()
@@ -213,7 +206,7 @@ class Session:
         else:
             self._record(task)
 
-    def _record(self, task: "asyncio.Task[SessionResult]") -> None:
+    def _record(self, task: "asyncio.Task[Yielded]") -> None:
         ctx, ledger = self._ctx, self._terms.controller.ledger
         who = (ctx.group_id, ctx.session, ctx.attempt)
         if task.cancelled():
@@ -309,8 +302,12 @@ class Session:
             self._timer = None
 
 
-async def _called(function: SessionFunction, ctx: SessionContext) -> SessionResult:
-    """What it gives, whatever kind of callable it is."""
+async def _yielded(function: SessionFunction, ctx: SessionContext) -> Yielded:
+    """What the function gives, whatever kind of callable it is.
+
+    It is checked here and not where it is recorded, some hundred other sessions later: what was just made needn't be
+    fetched from memory once more.
+    """
     coming = function(ctx)
     if type(coming) is not CoroutineType and not isinstance(coming, Awaitable):
         # Every session would end so, and each would take a prompt with it.
@@ -318,7 +315,7 @@ async def _called(function: SessionFunction, ctx: SessionContext) -> SessionResu
             f"the session function returned {type(coming).__name__} and nothing to await; "
             "write: async def session(ctx): ..."
         )
-    return await coming
+    return yielded(await coming, session=ctx.session, group_id=ctx.group_id)
 
 
 def record_endings(terms: Terms, endings: list[tuple[SessionContext, object]]) -> None:
@@ -355,7 +352,7 @@ def _finish(ledger: Ledger, ctx: SessionContext, result: object) -> None:
         )
 
 
-def _came_late(terms: Terms, ctx: SessionContext, task: "asyncio.Task[SessionResult]") -> None:
+def _came_late(terms: Terms, ctx: SessionContext, task: "asyncio.Task[Yielded]") -> None:
     """A session that was given up as lost has ended after all: what it yields is fenced."""
     terms.stubborn.discard(task)
     ended = not task.cancelled() and task.exception() is None
@@ -373,7 +370,7 @@ def _came_late(terms: Terms, ctx: SessionContext, task: "asyncio.Task[SessionRes
         )
 
 
-def _gave_nothing(task: "asyncio.Task[SessionResult]") -> bool:
+def _gave_nothing(task: "asyncio.Task[Yielded]") -> bool:
     """A task that was cancelled has no result, nor an error that concerns more than itself."""
     if task.cancelled():
         return True

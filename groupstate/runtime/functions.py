@@ -18,12 +18,6 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def makes_coroutines(function: Callable[..., Any]) -> bool:
-    """Whether calling it runs nothing of it and gives a coroutine: an `async def`, or a method that is one."""
-    function = function.__func__ if inspect.ismethod(function) else function
-    return inspect.isfunction(function) and bool(function.__code__.co_flags & inspect.CO_COROUTINE)
-
-
 def _is_lambda(function: Any) -> bool:
     """It may hand on to a function that is async, which shows only when it is called."""
     return getattr(_inner(function), "__name__", "") == "<lambda>"

@@ -17,7 +17,7 @@ from groupstate.core.book import Book
 from groupstate.core.group import SETTLED, Group, fence_reason, terminal_event
 from groupstate.core.phases import Phase
 from groupstate.core.rules import Rules
-from groupstate.core.trajectory import checked, payload_of, record_of
+from groupstate.core.trajectory import Yielded, yielded
 from groupstate.errors import (
     LogError,
     LogFailed,
@@ -188,6 +188,9 @@ class Ledger:
     def finish(self, group_id: str, session: int, attempt: int | None, result: Any) -> ev.FenceReason | None:
         """Record what an attempt returned: its trajectories, or a failure if there are none to use.
 
+        Args:
+            result: what the session returned, or what `yielded` made of it.
+
         Returns:
             None if it was taken, else why it was fenced.
 
@@ -206,19 +209,16 @@ class Ledger:
         if group.filled:
             self._end(ev.SessionFailed(group_id, session, number, SPARE.failure, SPARE.message))
             return "settled"
-        try:
-            rows = checked(result, session=session, group_id=group_id)
-            payload = payload_of(rows, f"session {session} of group {group_id!r}")
-        except UnusableResult as error:
-            self._end(ev.SessionFailed(group_id, session, number, "refused", cut(str(error))))
-            raise
-        if not rows and self.rules.empty_session == "fail":
+        given = result if type(result) is Yielded else yielded(result, session=session, group_id=group_id)
+        if given.error is not None:
+            self._end(ev.SessionFailed(group_id, session, number, "refused", cut(str(given.error))))
+            raise given.error
+        if not given.records and self.rules.empty_session == "fail":
             self._end(ev.SessionFailed(group_id, session, number, "empty", "it returned no trajectory"))
             return None
-        ref = None if payload is None else self.log.payloads.put(payload)
-        records = tuple(record_of(index, row) for index, row in enumerate(rows))
+        ref = None if given.payload is None else self.log.payloads.put(given.payload)
         try:
-            self._end(ev.SessionFinished(group_id, session, number, records, ref))
+            self._end(ev.SessionFinished(group_id, session, number, given.records, ref))
         except LogFailed:
             raise
         except LogError as error:

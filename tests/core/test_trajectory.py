@@ -27,6 +27,7 @@ from groupstate.core.trajectory import (
     record_of,
     record_without_tokens,
     restored,
+    yielded,
 )
 from groupstate.errors import UnusableResult
 from groupstate.testing.notation import Story, play
@@ -226,6 +227,12 @@ def test_a_log_prob_that_is_not_finite_is_refused_at_its_place(value: float) -> 
 
 def test_a_log_prob_that_32_bits_cannot_hold_is_refused() -> None:
     assert "log_probs[0]" in refusal(Trajectory(response_ids=[1], log_probs=[-1e300]))
+
+
+def test_a_log_prob_of_an_iterator_is_shown_where_it_is_not_finite() -> None:
+    values = iter([-0.5, float("nan")])
+
+    assert "has nan at log_probs[1]" in refusal(Trajectory(response_ids=[1, 2], log_probs=values))  # type: ignore[arg-type]
 
 
 def test_log_probs_that_are_no_numbers_are_shown() -> None:
@@ -574,3 +581,23 @@ def test_what_is_taken_at_the_door_comes_back_from_record_and_payload(rows: list
         assert list(after.environment) == list(before.environment)
         assert after.metrics == metrics_of(before)
         assert (after.text, after.info) == (before.text, before.info)
+
+
+def test_what_a_session_returned_comes_with_both_of_its_halves() -> None:
+    row = Trajectory(prompt_ids=[1], response_ids=[2, 3], reward=0.5)
+
+    made = yielded([row, row], session=0, group_id="g")
+
+    assert made.error is None
+    assert [(record.index, record.response_tokens, record.metrics) for record in made.records] == [
+        (0, 2, {"reward": 0.5}),
+        (1, 2, {"reward": 0.5}),
+    ]
+    assert [list(again.response_ids) for again in restored(made.records, made.payload)] == [[2, 3], [2, 3]]
+
+
+def test_what_cannot_be_kept_comes_with_the_reason_and_nothing_else() -> None:
+    made = yielded([Trajectory(reward=0.5), Trajectory(reward=math.nan)], session=0, group_id="g")
+
+    assert "must be finite" in str(made.error)
+    assert (made.records, made.payload) == ((), None)

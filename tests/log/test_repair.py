@@ -27,7 +27,7 @@ from tests.runtime.scenes import half_right, opened
 
 RUN, NEW = "/runs/one", "/runs/two"
 HEAD = f"{RUN}/log/head"
-SEGMENT_BYTES = 900
+SEGMENT_BYTES = 1_000
 
 
 def settings(disk):

@@ -584,7 +584,7 @@ async def test_what_the_log_refuses_is_the_sessions_failure_alone(loop, monkeypa
     async with opened(loop, group_size=1) as run:
         attempt = run.submit("p", n=2, group_id="a").start(0)
         monkeypatch.setattr(
-            "groupstate.runtime.ledger.record_of", lambda index, row: ev.TrajectoryRecord(index, prompt_tokens="many")
+            "groupstate.core.trajectory.record_of", lambda index, row: ev.TrajectoryRecord(index, prompt_tokens="many")
         )
         with pytest.raises(UnusableResult, match="session 0 of group 'a' can't be recorded: a post of"):
             attempt.finish(Trajectory(reward=1.0))
