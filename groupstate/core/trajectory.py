@@ -219,7 +219,7 @@ def _tokens(field: str, ids: Any, who: str) -> bytes:
     if ids is _NONE:
         return b""
     try:
-        items = ids if type(ids) is tuple else _items(ids)
+        items = _items(ids)
         packed = struct.pack(f"{len(items)}i", *items)
         if packed[_TOP_BYTE::NUMBER_BYTES].isascii():  # None has its sign set.
             return packed
@@ -242,9 +242,9 @@ def _log_probs(values: Any, length: int, who: str) -> bytes:
     if values is _NONE:
         return b""
     try:
-        items = values if type(values) is tuple else _items(values)
-        packed = _packed_floats(items)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        items = _items(values)
+        packed = struct.pack(f"{len(items)}f", *items)  # What is too large for 32 bits is infinite then.
+    except (TypeError, ValueError, OverflowError, RecursionError, struct.error) as error:
         raise UnusableResult(f"{who} has log_probs {_shown(values)}; they must be finite numbers") from error
     if len(items) not in (0, length):
         raise UnusableResult(
@@ -256,18 +256,6 @@ def _log_probs(values: Any, length: int, who: str) -> bytes:
         position = next(position for position, value in enumerate(numbers) if not math.isfinite(value))
         raise UnusableResult(f"{who} has {_shown(items[position])} at log_probs[{position}]; it must be finite")
     return packed
-
-
-def _packed_floats(values: "list[Any] | tuple[Any, ...]") -> bytes:
-    """As 32-bit numbers; what is too large for them is infinite.
-
-    Raises:
-        TypeError, ValueError, OverflowError: something else than numbers.
-    """
-    try:
-        return struct.pack(f"{len(values)}f", *values)  # in a third of the time that an array takes
-    except (OverflowError, struct.error):
-        return array.array("f", values).tobytes()
 
 
 def _spans(spans: Any, length: int, who: str) -> tuple[VersionSpan, ...]:

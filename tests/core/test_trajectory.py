@@ -601,3 +601,9 @@ def test_what_cannot_be_kept_comes_with_the_reason_and_nothing_else() -> None:
 
     assert "must be finite" in str(made.error)
     assert (made.records, made.payload) == ((), None)
+
+
+def test_what_cannot_be_stored_is_told_with_its_session() -> None:
+    made = yielded(Trajectory(reward=0.5, info={"a": object()}), session=3, group_id="g")
+
+    assert str(made.error).startswith("session 3 of group 'g' has info or text that can't be stored: ")
