@@ -158,10 +158,13 @@ def test_a_log_that_no_run_wrote_is_refused(kept: Kept) -> None:
 
 def test_a_place_that_is_gone_is_refused_with_the_first_that_is_there(shortened: Path) -> None:
     first = first_event(shortened)
-    told = min(seq for seq in waypoints(shortened) if seq >= first - 1)
+    snapshots = list_snapshots(OsDisk(), RunDir.at(shortened))
+    told = min(seq for seq in (*snapshots, *waypoints(shortened)) if seq >= first - 1)
     assert first > 50
     with pytest.raises(BadInput, match=rf"event 7 can't be told any more: the first that can is event {told}$"):
         book_after(shortened, 7)
+    with pytest.raises(BadInput, match=f"the first that can is event {told}$"):
+        book_after(shortened, told - 1)
 
     assert book_after(shortened, told).last_seq == told
     assert book_after(shortened).last_seq == seq_of(shortened, "end")
