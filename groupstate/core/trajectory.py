@@ -81,7 +81,8 @@ class Yielded(msgspec.Struct, frozen=True):
     records: tuple[TrajectoryRecord, ...] = ()
     payload: bytes | None = None
     """None where there is nothing to keep beside the records."""
-    error: UnusableResult | None = None
+    error: str = ""
+    """What is wrong with it, and no exception: that would hold on to all that the session returned."""
 
 
 class _Wire(msgspec.Struct, array_like=True, frozen=True):
@@ -98,12 +99,13 @@ _wire_decoder = msgspec.msgpack.Decoder(list[_Wire])
 
 
 def yielded(result: Any, *, session: int, group_id: str) -> Yielded:
-    """What a session returned, checked, with both of its halves made."""
-    try:
-        rows = checked(result, session=session, group_id=group_id)
-        payload = payload_of(rows, f"session {session} of group {group_id!r}")
-    except UnusableResult as error:
-        return Yielded(error=error)
+    """What a session returned, checked, with both of its halves made.
+
+    Raises:
+        UnusableResult: it can't be kept.
+    """
+    rows = checked(result, session=session, group_id=group_id)
+    payload = payload_of(rows, f"session {session} of group {group_id!r}")
     return Yielded(tuple([record_of(index, row) for index, row in enumerate(rows)]), payload)
 
 

@@ -197,9 +197,9 @@ class VllmEngine:
         # vLLM doesn't look at the vocabulary, and one token out of range ends its process.
         prompt_ids = checked_prompt(request, context=config.max_model_len, vocabulary_size=config.get_vocab_size())
         params = self._params.made(request, len(prompt_ids))
+        prompt = tokens_input(prompt_ids)
         claim(request)
         row = self._rows[request.id] = _Row()
-        prompt = tokens_input(prompt_ids)
         try:
             # No coroutine more than it takes: each stays until the answer is there, for the garbage collector to visit.
             output = await self._attempt(request, row, prompt, params)

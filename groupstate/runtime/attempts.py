@@ -168,6 +168,10 @@ class Session:
             if ledger.start(group.group_id, self._number, attempt, version=version) is None:
                 self.over()
                 return
+            if self._siblings.cancelled:
+                # By what followed from the start. There was no task yet to be cancelled, and there will be none.
+                self.over()
+                return
         self._open = False
         self._ctx = ctx = SessionContext(
             group.group_id,
@@ -315,7 +319,11 @@ async def _yielded(function: SessionFunction, ctx: SessionContext) -> Yielded:
             f"the session function returned {type(coming).__name__} and nothing to await; "
             "write: async def session(ctx): ..."
         )
-    return yielded(await coming, session=ctx.session, group_id=ctx.group_id)
+    result = await coming
+    try:
+        return yielded(result, session=ctx.session, group_id=ctx.group_id)
+    except UnusableResult as error:
+        return Yielded(error=str(error))
 
 
 def record_endings(terms: Terms, endings: list[tuple[SessionContext, object]]) -> None:

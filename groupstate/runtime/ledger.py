@@ -117,19 +117,32 @@ class Ledger:
         self.after_step()
 
     def apply(self, records: Iterable[ev.Record]) -> None:
-        """Take records that are in the log already into the book."""
+        """Take records that are in the log already into the book, all of them.
+
+        Raises:
+            What an observer or a listener raised first, once the book is as the log has it.
+        """
         apply, observers, listeners = self.book.apply, self.observers, self.listeners
+        fault: BaseException | None = None
         for record in records:
             apply(record)
             if self.endings and isinstance(record.event, ev.GroupFinished | ev.GroupFailed | ev.GroupRequeued):
                 self.endings.pop(record.event.group_id, None)
-            for observer in observers:
-                observer(record)
-            for listener in listeners.get(type(record.event), ()):
-                listener(record)
+            try:
+                for observer in observers:
+                    observer(record)
+                for listener in listeners.get(type(record.event), ()):
+                    listener(record)
+            except BaseException as error:
+                fault = fault or error
         if self.book.released:
             self.log.payloads.free(self.book.released)
             self.book.released = []
+        if fault is not None:
+            try:
+                raise fault
+            finally:
+                fault = None  # Its traceback has this frame.
         self.whole_seq = self.book.last_seq
 
     def listen(self, listener: Observer, kinds: Iterable[type[ev.Event]]) -> None:
@@ -189,7 +202,7 @@ class Ledger:
         """Record what an attempt returned: its trajectories, or a failure if there are none to use.
 
         Args:
-            result: what the session returned, or what `yielded` made of it.
+            result: what the session returned, or the `Yielded` that was made of it.
 
         Returns:
             None if it was taken, else why it was fenced.
@@ -209,10 +222,13 @@ class Ledger:
         if group.filled:
             self._end(ev.SessionFailed(group_id, session, number, SPARE.failure, SPARE.message))
             return "settled"
-        given = result if type(result) is Yielded else yielded(result, session=session, group_id=group_id)
-        if given.error is not None:
-            self._end(ev.SessionFailed(group_id, session, number, "refused", cut(str(given.error))))
-            raise given.error
+        try:
+            given = result if type(result) is Yielded else yielded(result, session=session, group_id=group_id)
+            if given.error:
+                raise UnusableResult(given.error)
+        except UnusableResult as error:
+            self._end(ev.SessionFailed(group_id, session, number, "refused", cut(str(error))))
+            raise
         if not given.records and self.rules.empty_session == "fail":
             self._end(ev.SessionFailed(group_id, session, number, "empty", "it returned no trajectory"))
             return None

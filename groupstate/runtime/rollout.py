@@ -158,9 +158,11 @@ class Rollout:
             return
         try:
             params = self.params_of.get(group.group_id, self.params)
-            is_open = self._ledger.start_all(group.group_id, version=self._terms.version)
+            # One that was cancelled before this has sessions that never begin.
+            is_open = not siblings.cancelled and self._ledger.start_all(group.group_id, version=self._terms.version)
+            now = self._book.groups.get(group.group_id, group)
             await siblings.run(
-                Session(self._terms, siblings, group, number, prompt, params, is_open=is_open)
+                Session(self._terms, siblings, now, number, prompt, params, is_open=is_open)
                 for number in range(group.size)
             )
         finally:

@@ -94,6 +94,31 @@ def test_sessions_of_a_group_that_has_left_do_not_begin():
     assert not made.start_all("nobody")
 
 
+@pytest.mark.parametrize("where", ["observers", "listeners"])
+def test_what_an_observer_raises_is_raised_once_the_book_is_as_the_log_has_it(where):
+    made = waiting()
+    seen = []
+
+    def note(record):
+        seen.append(record.seq)
+        raise RuntimeError(f"at {record.seq}")
+
+    if where == "observers":
+        made.observers.append(note)
+    else:
+        made.listen(note, [ev.SessionStarted])
+    before = made.log.last_seq
+
+    with pytest.raises(RuntimeError, match=rf"^at {before + 1}$"):
+        made.start_all("w")
+
+    assert seen == [before + 1, before + 2, before + 3]
+    assert made.book.digest() == replayed(made.log.read()).digest()
+    made.observers.clear()
+    made.unlisten(note, [ev.SessionStarted])
+    assert made.finish("w", 0, None, Trajectory(reward=1.0)) is None
+
+
 def test_an_event_that_cannot_happen_is_refused_before_it_is_written():
     made = ledger()
     before = made.book.digest(), made.log.last_seq

@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import math
 import time
+import weakref
 from typing import Any
 
 import anyio
@@ -37,6 +39,7 @@ from groupstate.simulate.faults import Fault, FaultyDisk
 from groupstate.simulate.loop import run_virtual
 from tests.runtime.scenes import (
     check,
+    ended,
     endless,
     events,
     failing,
@@ -104,6 +107,88 @@ async def test_a_group_that_is_cancelled_while_its_tasks_start_ends_too(loop, tu
         assert group.phase == "evicted"
         assert {failure for _, _, failure in failures(run)} == {"cancelled"}
         assert not run._rollout.busy
+
+
+@virtual
+async def test_sessions_of_a_group_that_is_cancelled_before_its_task_ran_never_began(loop):
+    async with opened(loop, session=endless, group_size=2) as run:
+        await quiet()
+        group = run.submit("p")
+        await asyncio.sleep(0)
+        assert run._rollout.busy
+
+        run.cancel(group.id)
+        await quiet()
+
+        assert failures(run) == [(0, 1, "cancelled"), (1, 1, "cancelled")]
+        assert events(run, ev.SessionStarted) == []
+
+
+def _once(step, is_time):
+    """A selection rule that takes a step in passing, once; not what rules are for, but nobody keeps them from it."""
+    taken = []
+
+    def rule(book, rules, request):
+        group = book.groups.get("a")
+        if group is not None and not taken and is_time(group):
+            taken.append(group)
+            step()
+        return []
+
+    return rule
+
+
+@pytest.mark.parametrize("begun", ["together", "one by one", "once more"])
+@virtual
+async def test_a_group_that_is_cancelled_by_what_follows_from_a_start_has_no_session_that_runs(loop, begun):
+    ran: list[int] = []
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        if begun == "once more" and ctx.attempt == 1:
+            raise RetryableError("busy")
+        ran.append(ctx.session)
+        return await endless(ctx)
+
+    number = 2 if begun == "once more" else 1
+    rule = _once(
+        lambda: run.cancel("a"), lambda group: any((s.state, s.attempt) == ("open", number) for s in group.sessions)
+    )
+    rules = Rules(attempts_max=2, retry_delay_s=1.0)
+    async with opened(loop, session=session, group_size=2, selection=rule, rules=rules) as run:
+        waiting = started(run.sample(1))
+        await quiet()
+        group = run.submit("p", group_id="a")
+        if begun == "one by one":
+            run.ledger.fail("a", 1, None, "error")
+        await asyncio.sleep(10.0)
+
+        assert (ran, group.phase, run._rollout.busy) == ([], "evicted", False)
+        await ended(waiting)
+
+
+@virtual
+async def test_a_result_that_is_refused_needs_no_garbage_collector_to_be_freed(loop):
+    class Ids(list):
+        """Tokens that can be watched."""
+
+    made = []
+
+    async def session(ctx: SessionContext) -> list[Trajectory]:
+        ids = Ids([1] * 100)
+        made.append(weakref.ref(ids))
+        return [Trajectory(response_ids=ids, reward=1.0), Trajectory(reward=math.nan)]
+
+    async with opened(loop, session=session, group_size=2) as run:
+        gc.collect()
+        gc.disable()
+        try:
+            run.submit("p")
+            await quiet()
+
+            assert [ids() for ids in made] == [None, None]
+            assert failures(run) == [(0, 1, "refused"), (1, 1, "refused")]
+        finally:
+            gc.enable()
 
 
 @virtual
