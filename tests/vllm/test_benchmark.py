@@ -6,7 +6,7 @@ from benchmarks import sessions
 
 
 async def test_sessions_are_measured_beside_vllms_own_generate(tmp_path: Path) -> None:
-    results = await sessions.measure_vllm(tmp_path, at_once=(8, 16), tokens=4, repetitions=2)
+    results = await sessions.measure_vllm(tmp_path, repetitions={8: 2, 16: 3}, tokens=4)
 
     assert [result.name for result in results] == [
         f"processor time of {count} sessions of 4 tokens at once, engine vllm" for count in (8, 16)
