@@ -165,11 +165,9 @@ class Session:
         controller, engine = terms.controller, terms.engine
         if not self._open:
             ledger, version = controller.ledger, terms.version
-            if ledger.start(group.group_id, self._number, attempt, version=version) is None:
-                self.over()
-                return
-            if self._siblings.cancelled:
-                # By what followed from the start. There was no task yet to be cancelled, and there will be none.
+            is_fenced = ledger.start(group.group_id, self._number, attempt, version=version) is None
+            # What followed from the start may have cancelled them, when there was no task yet to be cancelled.
+            if is_fenced or self._siblings.cancelled:
                 self.over()
                 return
         self._open = False

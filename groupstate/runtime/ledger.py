@@ -8,7 +8,7 @@ Rule 3: a result for anything but the open attempt is fenced: recorded, counted,
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import attrs
 
@@ -120,10 +120,11 @@ class Ledger:
         """Take records that are in the log already into the book, all of them.
 
         Raises:
-            What an observer or a listener raised first, once the book is as the log has it.
+            What an observer or a listener raised first, once the book is as the log has it; an interrupt goes before
+            errors, and what else was raised stands in the notes.
         """
         apply, observers, listeners = self.book.apply, self.observers, self.listeners
-        fault: BaseException | None = None
+        faults: list[BaseException] = []
         for record in records:
             apply(record)
             if self.endings and isinstance(record.event, ev.GroupFinished | ev.GroupFailed | ev.GroupRequeued):
@@ -134,15 +135,12 @@ class Ledger:
                 for listener in listeners.get(type(record.event), ()):
                     listener(record)
             except BaseException as error:
-                fault = fault or error
+                faults.append(error)
         if self.book.released:
             self.log.payloads.free(self.book.released)
             self.book.released = []
-        if fault is not None:
-            try:
-                raise fault
-            finally:
-                fault = None  # Its traceback has this frame.
+        if faults:
+            _raise_first(faults)
         self.whole_seq = self.book.last_seq
 
     def listen(self, listener: Observer, kinds: Iterable[type[ev.Event]]) -> None:
@@ -417,3 +415,15 @@ def cut(message: str) -> str:
     if len(whole) <= MESSAGE_CHARS_MAX:
         return whole
     return whole[: MESSAGE_CHARS_MAX - len(CUT)] + CUT
+
+
+def _raise_first(faults: list[BaseException]) -> NoReturn:
+    first = min(faults, key=lambda fault: isinstance(fault, Exception))
+    for other in faults:
+        if other is not first:
+            first.add_note(f"then {type(other).__name__} was raised too: {other}")
+    try:
+        raise first
+    finally:
+        faults.clear()  # Its traceback has the frames that have these.
+        del first

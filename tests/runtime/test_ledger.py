@@ -109,14 +109,30 @@ def test_what_an_observer_raises_is_raised_once_the_book_is_as_the_log_has_it(wh
         made.listen(note, [ev.SessionStarted])
     before = made.log.last_seq
 
-    with pytest.raises(RuntimeError, match=rf"^at {before + 1}$"):
+    with pytest.raises(RuntimeError, match=rf"^at {before + 1}\b") as raised:
         made.start_all("w")
 
+    assert raised.value.__notes__ == [f"then RuntimeError was raised too: at {before + more}" for more in (2, 3)]
     assert seen == [before + 1, before + 2, before + 3]
     assert made.book.digest() == replayed(made.log.read()).digest()
     made.observers.clear()
     made.unlisten(note, [ev.SessionStarted])
     assert made.finish("w", 0, None, Trajectory(reward=1.0)) is None
+
+
+def test_an_interrupt_within_a_post_is_not_lost_behind_an_error():
+    made = waiting()
+    faults = iter([RuntimeError("broken"), KeyboardInterrupt(), RuntimeError("broken again")])
+
+    def note(record):
+        raise next(faults)
+
+    made.observers.append(note)
+
+    with pytest.raises(KeyboardInterrupt):
+        made.start_all("w")
+
+    assert made.book.last_seq == made.log.last_seq
 
 
 def test_an_event_that_cannot_happen_is_refused_before_it_is_written():
