@@ -28,6 +28,7 @@ from benchmarks import (
     simulated,
     statistics,
     telemetry,
+    tensors,
     trackers,
     trajectory,
     travel,
@@ -67,6 +68,7 @@ def full(folder: Path, events: int = opening.EVENTS) -> Benchmarks:
         "simulated": [simulated.measure],
         "telemetry": [lambda: telemetry.measure(folder)],
         "trackers": [lambda: trackers.measure(folder)],
+        **({"tensors": [tensors.measure]} if HAS_TORCH else {}),
         **({"sessions": [lambda: sessions.measure(folder)]} if HAS_TORCH else {}),
         **({"sessions-vllm": [lambda: sessions.measure_vllm(folder)]} if HAS_VLLM else {}),
         **({"verl": [lambda: verl_buffer.measure(folder)]} if HAS_VERL else {}),
@@ -103,6 +105,7 @@ def quick(folder: Path) -> Benchmarks:
         "simulated": [lambda: simulated.measure(hours=0.02, repetitions=1)],
         "telemetry": [lambda: telemetry.measure(folder, live=3, lives=3, repetitions=3)],
         "trackers": [lambda: trackers.measure(folder, steps=4, compared=2)],
+        **({"tensors": [lambda: tensors.measure(groups=2, tokens=16, repetitions=3)]} if HAS_TORCH else {}),
         **({"sessions": [lambda: sessions.measure(folder, **SMALL)]} if HAS_TORCH else {}),
     }
 

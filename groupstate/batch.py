@@ -7,7 +7,7 @@ Rule 2: `from_bytes(to_bytes(batch))` equals the batch, number for number.
 import array
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import msgspec
@@ -302,6 +302,8 @@ class _WireTrajectory(msgspec.Struct, array_like=True, frozen=True):
     metrics: dict[str, float]
     text: str
     info: dict[str, Any]
+    log_probs_code: Literal["f", "d"] = "d"
+    """Of the array that `log_probs` is."""
 
 
 class _WirePrompt(msgspec.Struct, array_like=True, frozen=True):
@@ -324,7 +326,7 @@ class _WireGroup(msgspec.Struct, array_like=True, frozen=True):
     prompt: _WirePrompt | None
 
 
-class _WireBatch(msgspec.Struct, array_like=True, frozen=True, tag="groupstate-batch-2"):
+class _WireBatch(msgspec.Struct, array_like=True, frozen=True, tag="groupstate-batch-3"):
     number: int
     partition: str
     groups: tuple[_WireGroup, ...]
@@ -333,7 +335,11 @@ class _WireBatch(msgspec.Struct, array_like=True, frozen=True, tag="groupstate-b
     run_id: str = ""
 
 
-_wire_decoder = msgspec.msgpack.Decoder(_WireBatch)
+class _WireBatch2(_WireBatch, array_like=True, frozen=True, tag="groupstate-batch-2"):
+    """All log-probabilities took eight bytes."""
+
+
+_wire_decoder = msgspec.msgpack.Decoder(_WireBatch | _WireBatch2)
 
 
 def _to_wire(batch: Batch) -> _WireBatch:
@@ -377,16 +383,18 @@ def _to_wire_prompt(prompt: Prompt) -> _WirePrompt:
 
 
 def _to_wire_trajectory(row: Trajectory) -> _WireTrajectory:
+    code: Literal["f", "d"] = "f" if getattr(row.log_probs, "typecode", "") == "f" else "d"
     return _WireTrajectory(
         _packed("i", row.prompt_ids),
         _packed("i", row.response_ids),
-        _packed("d", row.log_probs),
+        _packed(code, row.log_probs),
         tuple(row.spans),
         tuple((start, stop) for start, stop in row.environment),
         row.reward,
         dict(row.metrics),
         row.text,
         dict(row.info),
+        code,
     )
 
 
@@ -394,7 +402,7 @@ def _from_wire_trajectory(wire: _WireTrajectory) -> Trajectory:
     return Trajectory(
         prompt_ids=_unpacked("i", wire.prompt_ids),
         response_ids=_unpacked("i", wire.response_ids),
-        log_probs=_unpacked("d", wire.log_probs),
+        log_probs=_unpacked(wire.log_probs_code, wire.log_probs),
         spans=wire.spans,
         environment=wire.environment,
         reward=wire.reward,
@@ -411,9 +419,8 @@ def _packed(code: str, numbers: Sequence[float]) -> bytes:
     return packed.tobytes()
 
 
-def _unpacked(code: str, data: bytes) -> tuple[Any, ...]:
-    numbers = array.array(code)
-    numbers.frombytes(data)
+def _unpacked(code: str, data: bytes) -> Sequence[Any]:
+    numbers = array.array(code, data)
     if sys.byteorder == "big":
         numbers.byteswap()
-    return tuple(numbers)
+    return numbers

@@ -5,8 +5,9 @@ Rule 2: nothing is cut or made up: a row that doesn't fit, or lacks what is aske
 Rule 3: torch is imported inside the functions, so that a run without a trainer never needs it.
 """
 
+import array
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import attrs
@@ -82,13 +83,6 @@ class _Line:
     @property
     def response_ids(self) -> Sequence[int]:
         return self.row.trajectory.response_ids
-
-    def mask(self) -> list[int]:
-        """1 for each response token of the model, 0 for those of the environment."""
-        mask = [1] * len(self.response_ids)
-        for start, stop in self.row.trajectory.environment:
-            mask[start:stop] = [0] * (stop - start)
-        return mask
 
 
 def _lines(batch: "Batch", method: Advantages | None, reward: str, *, log_probs: bool) -> list[_Line]:
@@ -192,13 +186,12 @@ def _padded(
     rollout_log_probs = torch.zeros((len(lines), responses), dtype=torch.float32)
     for at, line in enumerate(lines):
         start, length = prompts - len(line.prompt_ids), len(line.response_ids)
-        input_ids[at, start:prompts] = torch.tensor(line.prompt_ids)
+        input_ids[at, start:prompts] = _integers(line.prompt_ids)
+        input_ids[at, prompts : prompts + length] = _integers(line.response_ids)
         attention_mask[at, start : prompts + length] = 1
-        if length:
-            input_ids[at, prompts : prompts + length] = torch.tensor(line.response_ids)
-            response_mask[at, :length] = torch.tensor(line.mask())
-            if log_probs:
-                rollout_log_probs[at, :length] = torch.tensor(line.row.trajectory.log_probs)
+        response_mask[at, :length] = _mask(line)
+        if log_probs:
+            rollout_log_probs[at, :length] = _floats(line.row.trajectory.log_probs)
     values = torch.tensor([line.advantage for line in lines], dtype=torch.float32)
     tensors = {
         "input_ids": input_ids,
@@ -235,33 +228,69 @@ def _width(lines: Sequence[_Line], part: str, length: Callable[[_Line], int], bo
 def _jagged(lines: Sequence[_Line], *, log_probs: bool) -> "dict[str, Tensor]":
     import torch
 
-    def joined(parts: Iterator[Sequence[Any]], dtype: Any) -> "Tensor":
-        return torch.tensor([value for part in parts for value in part], dtype=dtype)
+    def joined(parts: "list[Tensor]", dtype: Any) -> "Tensor":
+        return torch.cat([torch.empty(0, dtype=dtype), *parts])
 
-    def offsets(lengths: Iterator[int]) -> "Tensor":
-        return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
+    def offsets(lengths: "Tensor") -> "Tensor":
+        return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
-    def lengths(line: _Line) -> tuple[int, int]:
-        return len(line.prompt_ids), len(line.response_ids)
-
-    starts = offsets(sum(lengths(line)) for line in lines)
-    response_mask = joined((line.mask() for line in lines), torch.int64)
-    values = joined(([line.advantage] * len(line.response_ids) for line in lines), torch.float32)
+    prompts = torch.tensor([len(line.prompt_ids) for line in lines], dtype=torch.int64)
+    responses = torch.tensor([len(line.response_ids) for line in lines], dtype=torch.int64)
+    starts, response_starts = offsets(prompts + responses), offsets(responses)
+    places, response_places = (torch.arange(int(each[-1])) for each in (starts, response_starts))
+    response_mask = joined([_mask(line) for line in lines], torch.int64)
+    values = torch.tensor([line.advantage for line in lines], dtype=torch.float32)
     tensors = {
-        "input_ids": joined(([*line.prompt_ids, *line.response_ids] for line in lines), torch.int64),
-        "position_ids": joined((range(sum(lengths(line))) for line in lines), torch.int64),
-        "offsets": starts,
-        "response_index": joined(
-            (
-                range(start + len(line.prompt_ids), start + sum(lengths(line)))
-                for start, line in zip(starts.tolist(), lines, strict=False)
-            ),
-            torch.int64,
+        "input_ids": joined(
+            [_integers(ids) for line in lines for ids in (line.prompt_ids, line.response_ids)], torch.int64
         ),
-        "response_offsets": offsets(len(line.response_ids) for line in lines),
+        "position_ids": places - starts[:-1].repeat_interleave(prompts + responses),
+        "offsets": starts,
+        # As far behind the first response of its row as among responses alone.
+        "response_index": response_places + (starts[:-1] + prompts - response_starts[:-1]).repeat_interleave(responses),
+        "response_offsets": response_starts,
         "response_mask": response_mask,
-        "advantages": values * response_mask,
+        "advantages": values.repeat_interleave(responses) * response_mask,
     }
     if log_probs:
-        tensors["rollout_log_probs"] = joined((line.row.trajectory.log_probs for line in lines), torch.float32)
+        tensors["rollout_log_probs"] = joined([_floats(line.row.trajectory.log_probs) for line in lines], torch.float32)
     return tensors
+
+
+def _mask(line: _Line) -> "Tensor":
+    """(R,) int64: 1 for each response token of the model, 0 for those of the environment."""
+    import torch
+
+    mask = torch.ones(len(line.response_ids), dtype=torch.int64)
+    for start, stop in line.row.trajectory.environment:
+        mask[start:stop] = 0
+    return mask
+
+
+def _integers(numbers: Sequence[int]) -> "Tensor":
+    import torch
+
+    return _tensor(numbers, "q", torch.int64)
+
+
+def _floats(numbers: Sequence[float]) -> "Tensor":
+    import torch
+
+    return _tensor(numbers, "d", torch.float32)
+
+
+def _tensor(numbers: Sequence[Any], code: str, dtype: Any) -> "Tensor":
+    """Numbers as a tensor. Those of a sampled batch lie as arrays in memory and are taken as they are: torch looks at a
+    sequence of Python's numbers one by one, which takes a thousand times as long.
+
+    Args:
+        code: of the array in which other sequences are put before.
+    """
+    import torch
+
+    if not len(numbers):
+        return torch.empty(0, dtype=dtype)
+    stored = {"i": torch.int32, "q": torch.int64, "f": torch.float32, "d": torch.float64}
+    if not (isinstance(numbers, array.array) and numbers.typecode in stored):
+        numbers = array.array(code, numbers)
+    return torch.frombuffer(numbers, dtype=stored[numbers.typecode]).to(dtype)

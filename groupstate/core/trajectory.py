@@ -31,7 +31,10 @@ NUMBER_BYTES = 4
 """What a token id or a log-probability is kept in."""
 
 _TOP_BYTE = struct.pack("i", -(2**31)).index(0x80)
-"""Where the byte of a number lies whose first bit is its sign."""
+"""Where the byte of a number lies whose first bit is its sign, and the others, of a float, begin its exponent."""
+
+_HUGE = (0x7F, 0xFF)
+"""That byte of infinities, of what is no number, and of finite floats from 1.7e38 on; of no other float."""
 
 SHOWN_CHARS_MAX = 80
 """Length at which a value is cut in an error's text."""
@@ -42,12 +45,16 @@ class Trajectory:
     """One trainable row: a prompt, the response to it, and what the response was worth.
 
     Only `reward` or `metrics` is needed to drive the rules; `batch.to_torch()` needs the tokens too.
+
+    Tokens and log-probabilities may be any sequences of numbers; two rows with the same numbers are equal. Those of a
+    sampled batch are `array.array`s of 32-bit integers and floats: four bytes a number, which numpy and torch read
+    where they lie. `list(row.response_ids)` makes Python's own of them.
     """
 
-    prompt_ids: Sequence[int] = ()
-    response_ids: Sequence[int] = ()
+    prompt_ids: Sequence[int] = attrs.field(default=(), eq=tuple)
+    response_ids: Sequence[int] = attrs.field(default=(), eq=tuple)
     """All tokens after the prompt, those that the environment wrote included."""
-    log_probs: Sequence[float] = ()
+    log_probs: Sequence[float] = attrs.field(default=(), eq=tuple)
     """Natural logarithms as generated, one per response token (0.0 for the environment's), or none at all."""
     spans: Sequence[VersionSpan] = ()
     """Which weight version generated which response tokens."""
@@ -252,11 +259,11 @@ def _log_probs(values: Any, length: int, who: str) -> bytes:
         raise UnusableResult(
             f"{who} has {len(items)} log_probs for {length} response tokens; give one for each, or none"
         )
-    # A sum says of all whether they are finite: those of 32 bits are far too small to overflow it.
-    numbers = array.array("f", packed)
-    if not math.isfinite(sum(numbers)):
-        position = next(position for position, value in enumerate(numbers) if not math.isfinite(value))
-        raise UnusableResult(f"{who} has {_shown(items[position])} at log_probs[{position}]; it must be finite")
+    top = packed[_TOP_BYTE::NUMBER_BYTES]
+    if any(byte in top for byte in _HUGE):
+        for position, value in enumerate(array.array("f", packed)):
+            if not math.isfinite(value):
+                raise UnusableResult(f"{who} has {_shown(items[position])} at log_probs[{position}]; it must be finite")
     return packed
 
 
@@ -430,9 +437,9 @@ def restored(records: Sequence[TrajectoryRecord], payload: bytes | None) -> tupl
         )
         if wire is None
         else Trajectory(
-            prompt_ids=_numbers("i", wire.prompt_ids),
-            response_ids=_numbers("i", wire.response_ids),
-            log_probs=_numbers("f", wire.log_probs),
+            prompt_ids=array.array("i", wire.prompt_ids),
+            response_ids=array.array("i", wire.response_ids),
+            log_probs=array.array("f", wire.log_probs),
             reward=record.metrics.get("reward"),
             metrics=record.metrics,
             spans=record.spans,
@@ -442,7 +449,3 @@ def restored(records: Sequence[TrajectoryRecord], payload: bytes | None) -> tupl
         )
         for record, wire in zip(records, wires, strict=True)
     )
-
-
-def _numbers(code: str, data: bytes) -> tuple[Any, ...]:
-    return struct.unpack(f"{len(data) // NUMBER_BYTES}{code}", data)

@@ -1,5 +1,6 @@
 """Small batches by hand, and strategies for large ones."""
 
+import array
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
@@ -48,7 +49,9 @@ def batch(*groups: BatchGroup) -> Batch:
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 small = st.floats(-10.0, 10.0)
-tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
+tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
+held_tokens = tokens | tokens.map(tuple) | tokens.map(lambda ids: array.array("i", ids))
+"""As a session may return them, and as a sampled batch has them."""
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | finite | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -64,14 +67,19 @@ def ranges(draw: st.DrawFn, length: int) -> tuple[tuple[int, int], ...]:
     return tuple(zip(cuts[::2], cuts[1::2], strict=False))
 
 
+def held(numbers: st.SearchStrategy[float], count: int) -> st.SearchStrategy[Sequence[float]]:
+    listed = st.lists(numbers, min_size=count, max_size=count)
+    return listed | listed.map(tuple) | st.builds(array.array, st.sampled_from("fd"), listed)
+
+
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
-    response = draw(tokens)
+    response = draw(held_tokens)
     spans = draw(ranges(len(response)))
     return Trajectory(
-        prompt_ids=draw(tokens.filter(len)),
+        prompt_ids=draw(held_tokens.filter(len)),
         response_ids=response,
-        log_probs=tuple(draw(st.lists(small, min_size=len(response), max_size=len(response)))),
+        log_probs=draw(held(small, len(response))),
         spans=tuple(VersionSpan(start, stop, draw(st.integers(0, 9))) for start, stop in spans),
         environment=draw(ranges(len(response))),
         reward=draw(st.none() | small),

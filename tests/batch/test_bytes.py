@@ -1,5 +1,7 @@
 """A batch as bytes, for the other ranks of a trainer."""
 
+import array
+
 import attrs
 import msgspec
 import pytest
@@ -57,10 +59,47 @@ def test_bytes_from_before_batches_knew_their_run_are_read():
     assert Batch.from_bytes(msgspec.msgpack.encode(told[:-1])) == made
 
 
-def test_lists_become_tuples():
-    listed = attrs.evolve(row(), prompt_ids=[1], response_ids=[2], log_probs=[-0.5])
+def test_bytes_from_before_log_probs_could_take_four_bytes_are_read():
+    made = batch(group([row(log_probs=(-0.1, -0.2))]))
+    told = msgspec.msgpack.decode(made.to_bytes())
+    kept = told[3][0][7][0][1][0]
+    assert (told[0], kept.pop()) == ("groupstate-batch-3", "d")
 
-    assert Batch.from_bytes(batch(group([listed])).to_bytes()) == batch(group([row((1,), (2,))]))
+    assert Batch.from_bytes(msgspec.msgpack.encode(["groupstate-batch-2", *told[1:]])) == made
+
+
+async def test_log_probs_of_a_sampled_batch_stay_as_small():
+    async def session(ctx):
+        return Trajectory(response_ids=range(1_000), log_probs=[-0.1] * 1_000, reward=float(ctx.session))
+
+    async with open_run(session=session, group_size=2) as run:
+        run.submit("p")
+        sampled = await run.sample(1)
+
+    assert len(sampled.to_bytes()) < 2 * 8_000 + 1_000
+    assert Batch.from_bytes(sampled.to_bytes()) == sampled
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda numbers: array.array("d" if -0.5 in numbers else "q", numbers)])
+def test_rows_with_the_same_numbers_are_equal_whatever_holds_them(kind):
+    one = attrs.evolve(row(), prompt_ids=kind([1]), response_ids=kind([2]), log_probs=kind([-0.5]))
+    other = attrs.evolve(one, response_ids=kind([3]))
+
+    assert Batch.from_bytes(batch(group([one])).to_bytes()) == batch(group([row((1,), (2,))]))
+    assert Batch.from_bytes(batch(group([other])).to_bytes()) != batch(group([row((1,), (2,))]))
+
+
+async def test_numbers_of_a_sampled_batch_take_four_bytes_each():
+    async def session(ctx):
+        return Trajectory(prompt_ids=[1, 2**31 - 1], response_ids=[3], log_probs=[-0.1], reward=float(ctx.session))
+
+    async with open_run(session=session, group_size=2) as run:
+        run.submit("p")
+        (first, _) = [row.trajectory for row in (await run.sample(1)).rows]
+
+    held = (first.prompt_ids, first.response_ids, first.log_probs)
+    assert held == (array.array("i", [1, 2**31 - 1]), array.array("i", [3]), array.array("f", [-0.1]))
+    assert [numbers.itemsize for numbers in held] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"groupstate", batch(group([row()])).to_bytes()[:-1]])

@@ -1,7 +1,9 @@
 """`batch.to_torch()`, against plain 64-bit computation."""
 
+import array
 import math
 import statistics
+from typing import get_args
 
 import attrs
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from groupstate import Batch, Trajectory
 from groupstate.errors import BadSettings, UnusableBatch
-from groupstate.tensors import group_advantages
+from groupstate.tensors import Layout, group_advantages
 
 from .builders import batch, batches, group, row, small
 
@@ -140,6 +142,37 @@ def test_widths_can_be_fixed():
 
 def test_tensors_go_to_the_device():
     assert batch(group([row()])).to_torch(device="meta")["rewards"].device.type == "meta"
+
+
+@pytest.mark.parametrize("kind", ["f", "d", list, tuple])
+@pytest.mark.parametrize("layout", get_args(Layout))
+def test_numbers_may_lie_in_any_sequence(layout, kind):
+    def held(numbers):
+        if isinstance(kind, str):
+            return array.array(kind if isinstance(numbers[0], float) else {"f": "i", "d": "h"}[kind], numbers)
+        return kind(numbers)
+
+    plain = row((1, 2), (3, 4, 5), log_probs=(-0.5, 0.0, -0.25), environment=[(1, 2)])
+    other = attrs.evolve(
+        plain,
+        prompt_ids=held(plain.prompt_ids),
+        response_ids=held(plain.response_ids),
+        log_probs=held(plain.log_probs),
+    )
+    expected = batch(group([plain, row()])).to_torch(layout=layout)
+    found = batch(group([other, row()])).to_torch(layout=layout)
+
+    assert {name: (tensor.dtype, tensor.tolist()) for name, tensor in found.items()} == {
+        name: (tensor.dtype, tensor.tolist()) for name, tensor in expected.items()
+    }
+
+
+def test_tensors_are_not_the_memory_of_the_rows():
+    made = attrs.evolve(row((1,), (2,)), response_ids=array.array("q", [2]))
+
+    batch(group([made])).to_torch(layout="jagged")["input_ids"].fill_(9)
+
+    assert list(made.response_ids) == [2]
 
 
 @given(made=batches())

@@ -28,7 +28,7 @@ NAMES = [
     "simulated",
     "telemetry",
     "trackers",
-    *(["sessions"] if importlib.util.find_spec("torch") else []),
+    *(["tensors", "sessions"] if importlib.util.find_spec("torch") else []),
 ]
 
 

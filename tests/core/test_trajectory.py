@@ -213,12 +213,12 @@ def test_log_probs_are_one_for_each_response_token(count: int) -> None:
     assert text == f"trajectory 0 of {WHO} has {count} log_probs for 2 response tokens; give one for each, or none"
 
 
-@pytest.mark.parametrize("log_probs", [[], [-0.5, -0.25]])
+@pytest.mark.parametrize("log_probs", [[], [-0.5, -0.25], [-3.4028234663852886e38, 3.4028234663852886e38]])
 def test_log_probs_for_all_or_for_none_are_taken(log_probs: list[float]) -> None:
     assert admit(Trajectory(response_ids=[1, 2], log_probs=log_probs))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.copysign(math.nan, -1.0), math.inf, -math.inf])
 def test_a_log_prob_that_is_not_finite_is_refused_at_its_place(value: float) -> None:
     text = refusal(Trajectory(response_ids=[1, 2], log_probs=[-0.5, value]))
 
