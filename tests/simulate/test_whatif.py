@@ -344,6 +344,34 @@ def test_a_trainer_that_would_wait_for_ever_is_told() -> None:
     assert "MissingMetric" in found.stopped
 
 
+def of_whole_groups(book: Book, rules: Rules, request: OpenRequest) -> list[Select | Drop]:
+    states = [{session.state for session in group.sessions} for group in book.groups.values() if group.in_flight]
+    assert {"open", "waiting"} not in states, "one has begun, and its sibling hasn't"
+    return [Select([group.group_id]) for group in book.ready()][:1]
+
+
+def test_a_rule_sees_the_sessions_of_a_group_begin_in_one_step_as_in_the_run() -> None:
+    log = MemoryLog()
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        await anyio.sleep(1.0)
+        return Trajectory(reward=float(ctx.session))
+
+    async def main(loop: VirtualLoop) -> None:
+        rules = Rules(selection=f"{__name__}:of_whole_groups", admission=Slots(1))
+        async with open_run(
+            log=log, rules=rules, source=["a", "b"], session=session, group_size=2, clock_ns=loop.clock_ns
+        ) as run:
+            for _ in range(2):
+                await run.commit(await run.sample(1))
+
+    run_virtual(main)
+
+    found = what_if(log.read(), same)
+
+    assert (found.parted, found.replayed and found.replayed.batches) == ("", 2)
+
+
 # A selection rule of the script that was run ---------------------------------------------------------------
 
 

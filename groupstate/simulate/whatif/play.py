@@ -12,7 +12,7 @@ import heapq
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
@@ -69,6 +69,25 @@ def play(found: Recorded, rules: Rules, custom: CustomRule | None = None, *, see
 
     with hushed():
         return asyncio.run(main())
+
+
+def _never_began(attempt: Attempt) -> bool:
+    """It failed before it began."""
+    return attempt.end is not None and bool(attempt.started_at_ns) and attempt.end_seq == attempt.start_seq
+
+
+def _begin_together(attempts: Sequence[Attempt], *, recorded: bool) -> bool:
+    """The sessions of a group begin in one step, and the rules are asked once they have.
+
+    Args:
+        recorded: they are as the log has them: then nothing may have come between their starts.
+    """
+    first = attempts[0]
+    return not any(map(_never_began, attempts)) and all(
+        attempt.start_after_ns == first.start_after_ns
+        and (not recorded or attempt.start_seq == first.start_seq + number)
+        for number, attempt in enumerate(attempts)
+    )
 
 
 class _Play:
@@ -178,11 +197,15 @@ class _Play:
     def _due(self, group_id: str) -> None:
         """All sessions of a group are to begin."""
         group = self.book.groups[group_id]
-        known = True
-        for session in range(group.size):
-            attempt = self._next(group_id, session)
-            known &= attempt.end_seq != LATER and group_id in self.found.arrivals
-            self._start_at(group_id, session, attempt, self.now_ns + attempt.start_after_ns)
+        attempts = [self._next(group_id, session) for session in range(group.size)]
+        known = group_id in self.found.arrivals and all(attempt.end_seq != LATER for attempt in attempts)
+        if _begin_together(attempts, recorded=group_id in self.found.arrivals):
+            first, due = attempts[0], [session.attempt for session in group.sessions]
+            together = functools.partial(self._start_all, group_id, group.requeue_count, due, attempts)
+            self._at(self.now_ns + first.start_after_ns, first.start_seq, together)
+        else:
+            for session, attempt in enumerate(attempts):
+                self._start_at(group_id, session, attempt, self.now_ns + attempt.start_after_ns)
         self._limit(group_id, group.requeue_count, known=known)
 
     def _limit(self, group_id: str, requeues: int, *, known: bool) -> None:
@@ -266,15 +289,28 @@ class _Play:
         now = group.sessions[session]
         if now.state != "waiting" or now.attempt != number:
             return
-        version = None
-        if attempt.version_behind is not None:
-            version = max(0, self.book.weight_version - attempt.version_behind)
-        if attempt.end is not None and attempt.started_at_ns and attempt.end_seq == attempt.start_seq:
-            # It failed before it began.
+        if _never_began(attempt):
             self._finish(group_id, session, number, attempt)
             return
-        self.ledger.start(group_id, session, number, version=version)
+        self.ledger.start(group_id, session, number, version=self._first_version(attempt))
         self._end_at(group_id, session, number, attempt)
+
+    def _start_all(self, group_id: str, requeues: int, due: list[int], attempts: list[Attempt]) -> None:
+        """Begin all sessions of a group before the rules are asked what follows."""
+        group = self.book.groups.get(group_id)
+        if group is None or not group.in_flight or group.requeue_count != requeues:
+            return
+        for session, (number, attempt) in enumerate(zip(due, attempts, strict=True)):
+            now = group.sessions[session]
+            if now.state == "waiting" and now.attempt == number:
+                self.ledger.record(ev.SessionStarted(group_id, session, number, "", self._first_version(attempt)))
+                self._end_at(group_id, session, number, attempt)
+        self.ledger.settle()
+
+    def _first_version(self, attempt: Attempt) -> int | None:
+        """Weight version of an attempt's first token: as far behind the current one as it was."""
+        behind = attempt.version_behind
+        return None if behind is None else max(0, self.book.weight_version - behind)
 
     def _end_at(self, group_id: str, session: int, number: int, attempt: Attempt) -> None:
         deadline_s = self.rules.session_deadline_s
