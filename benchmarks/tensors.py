@@ -1,6 +1,6 @@
 """What `batch.to_torch()` costs, beside the obvious way to make the same tensors of rows of Python's numbers.
 
-The batch was sampled from a run, so its numbers are arrays. By hand each row's lists become tensors one by one, which
+The batch was sampled from a run, so its numbers are packed. By hand each row's lists become tensors one by one, which
 torch then pads: `torch.tensor(list)` looks at each number by itself.
 """
 

@@ -7,7 +7,7 @@ Rule 2: `from_bytes(to_bytes(batch))` equals the batch, number for number.
 import array
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -15,8 +15,9 @@ import msgspec.structs
 
 from groupstate.core.events import VersionSpan
 from groupstate.core.metrics import Tally
+from groupstate.core.packed import Code, Packed
 from groupstate.core.prompt import Prompt
-from groupstate.core.trajectory import Trajectory, metrics_of
+from groupstate.core.trajectory import Trajectory, held, metrics_of
 from groupstate.errors import BadInput, BadSettings
 
 if TYPE_CHECKING:
@@ -302,8 +303,8 @@ class _WireTrajectory(msgspec.Struct, array_like=True, frozen=True):
     metrics: dict[str, float]
     text: str
     info: dict[str, Any]
-    log_probs_code: Literal["f", "d"] = "d"
-    """Of the array that `log_probs` is."""
+    log_probs_code: Code = "d"
+    """What `log_probs` holds."""
 
 
 class _WirePrompt(msgspec.Struct, array_like=True, frozen=True):
@@ -383,11 +384,13 @@ def _to_wire_prompt(prompt: Prompt) -> _WirePrompt:
 
 
 def _to_wire_trajectory(row: Trajectory) -> _WireTrajectory:
-    code: Literal["f", "d"] = "f" if getattr(row.log_probs, "typecode", "") == "f" else "d"
+    _, prompt_ids = _packed("i", held(row, "prompt_ids"))
+    _, response_ids = _packed("i", held(row, "response_ids"))
+    code, log_probs = _packed("d", held(row, "log_probs"))
     return _WireTrajectory(
-        _packed("i", row.prompt_ids),
-        _packed("i", row.response_ids),
-        _packed(code, row.log_probs),
+        prompt_ids,
+        response_ids,
+        log_probs,
         tuple(row.spans),
         tuple((start, stop) for start, stop in row.environment),
         row.reward,
@@ -412,15 +415,27 @@ def _from_wire_trajectory(wire: _WireTrajectory) -> Trajectory:
     )
 
 
-def _packed(code: str, numbers: Sequence[float]) -> bytes:
-    packed = array.array(code, numbers)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+def _packed(code: Code, numbers: Packed | Sequence[float]) -> tuple[Code, bytes]:
+    """Numbers in the order of bytes that all machines understand, and what they are.
+
+    Args:
+        code: what they become, unless they are packed already.
+    """
+    if isinstance(numbers, Packed):
+        code, data = numbers.code, numbers.data
+    else:
+        data = array.array(code, numbers).tobytes()
+    return code, _little_endian(code, data)
 
 
-def _unpacked(code: str, data: bytes) -> Sequence[Any]:
+def _unpacked(code: Code, data: bytes) -> Any:
+    return Packed(code, _little_endian(code, data)) if data else ()
+
+
+def _little_endian(code: Code, data: bytes) -> bytes:
+    """Turned around on machines that have the highest byte first; the same in both directions."""
+    if sys.byteorder == "little":
+        return data
     numbers = array.array(code, data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+    numbers.byteswap()
+    return numbers.tobytes()

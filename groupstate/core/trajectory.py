@@ -9,12 +9,13 @@ import math
 import operator
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 import msgspec
 
 from groupstate.core.events import TrajectoryRecord, VersionSpan
+from groupstate.core.packed import Code, Packed, unpack_when_read
 from groupstate.errors import UnusableResult
 
 TOKEN_ID_MAX = 2**31 - 1
@@ -47,8 +48,7 @@ class Trajectory:
     Only `reward` or `metrics` is needed to drive the rules; `batch.to_torch()` needs the tokens too.
 
     Tokens and log-probabilities may be any sequences of numbers; two rows with the same numbers are equal. Those of a
-    sampled batch are `array.array`s of 32-bit integers and floats: four bytes a number, which numpy and torch read
-    where they lie. `list(row.response_ids)` makes Python's own of them.
+    sampled batch are tuples, which are made when they are first read.
     """
 
     prompt_ids: Sequence[int] = attrs.field(default=(), eq=tuple)
@@ -66,6 +66,17 @@ class Trajectory:
     text: str = ""
     info: Mapping[str, Any] = attrs.field(factory=dict)
     """Anything else to keep: JSON-like values."""
+
+
+NumbersField: TypeAlias = Literal["prompt_ids", "response_ids", "log_probs"]
+
+_SLOTS = unpack_when_read(Trajectory, get_args(NumbersField))
+
+
+def held(row: Trajectory, field: NumbersField) -> Packed | Sequence[Any]:
+    """A field's numbers as the row has them, without taking apart what is packed."""
+    numbers: Packed | Sequence[Any] = _SLOTS[field].__get__(row)
+    return numbers
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -329,10 +340,14 @@ def _info(info: Any, who: str) -> dict[str, Any]:
 
 
 def _items(values: Any) -> Any:
-    """What an array may be made of: its constructor would take bytes and texts for something else."""
+    """What can be packed: bytes and texts would be taken for something else."""
+    if isinstance(values, (list, tuple)):
+        return values
     if isinstance(values, (bytes, bytearray, str)):
         raise TypeError("a text is no sequence of numbers")
-    return values if isinstance(values, (list, tuple)) else list(values)
+    # Tensors and arrays make all their numbers at once, a hundred times as fast as one by one.
+    whole = getattr(values, "tolist", None)
+    return list(values) if whole is None else whole()
 
 
 def _iterable(values: Any, who: str | None = None) -> Iterable[Any]:
@@ -437,9 +452,9 @@ def restored(records: Sequence[TrajectoryRecord], payload: bytes | None) -> tupl
         )
         if wire is None
         else Trajectory(
-            prompt_ids=array.array("i", wire.prompt_ids),
-            response_ids=array.array("i", wire.response_ids),
-            log_probs=array.array("f", wire.log_probs),
+            prompt_ids=_packed("i", wire.prompt_ids),
+            response_ids=_packed("i", wire.response_ids),
+            log_probs=_packed("f", wire.log_probs),
             reward=record.metrics.get("reward"),
             metrics=record.metrics,
             spans=record.spans,
@@ -449,3 +464,7 @@ def restored(records: Sequence[TrajectoryRecord], payload: bytes | None) -> tupl
         )
         for record, wire in zip(records, wires, strict=True)
     )
+
+
+def _packed(code: Code, data: bytes) -> Any:
+    return Packed(code, data) if data else _NONE

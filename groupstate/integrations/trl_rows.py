@@ -57,7 +57,7 @@ def arrays(row: Trajectory) -> dict[str, Any]:
     log_probs = numpy.zeros(before + after, dtype=numpy.float32)
     log_probs[before:] = row.log_probs
     return {
-        "input_ids": numpy.concatenate([numpy.asarray(ids, numpy.int64) for ids in (row.prompt_ids, row.response_ids)]),
+        "input_ids": numpy.asarray([*row.prompt_ids, *row.response_ids], dtype=numpy.int64),
         "completion_mask": mask,
         "old_log_probs": log_probs,
     }

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 
 from groupstate import Batch, Rules, Trajectory, VersionSpan, open_run
+from groupstate.core.packed import Packed
+from groupstate.core.trajectory import held
 from groupstate.errors import BadInput
 
 from .builders import batch, batches, group, row
@@ -89,17 +91,23 @@ def test_rows_with_the_same_numbers_are_equal_whatever_holds_them(kind):
     assert Batch.from_bytes(batch(group([other])).to_bytes()) != batch(group([row((1,), (2,))]))
 
 
-async def test_numbers_of_a_sampled_batch_take_four_bytes_each():
+async def test_numbers_of_a_sampled_batch_stay_packed_until_they_are_read():
     async def session(ctx):
         return Trajectory(prompt_ids=[1, 2**31 - 1], response_ids=[3], log_probs=[-0.1], reward=float(ctx.session))
 
     async with open_run(session=session, group_size=2) as run:
         run.submit("p")
-        (first, _) = [row.trajectory for row in (await run.sample(1)).rows]
+        sampled = await run.sample(1)
+    row = Batch.from_bytes(sampled.to_bytes()).rows[0].trajectory
+    kept = [held(row, field) for field in ("prompt_ids", "response_ids", "log_probs")]
 
-    held = (first.prompt_ids, first.response_ids, first.log_probs)
-    assert held == (array.array("i", [1, 2**31 - 1]), array.array("i", [3]), array.array("f", [-0.1]))
-    assert [numbers.itemsize for numbers in held] == [4, 4, 4]
+    assert [(type(numbers), numbers.code, len(numbers)) for numbers in kept] == [
+        (Packed, "i", 2),
+        (Packed, "i", 1),
+        (Packed, "f", 1),
+    ]
+    assert (row.prompt_ids, row.response_ids) == ((1, 2**31 - 1), (3,))
+    assert row.log_probs == pytest.approx((-0.1,), abs=1e-8)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"groupstate", batch(group([row()])).to_bytes()[:-1]])

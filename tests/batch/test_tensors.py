@@ -3,6 +3,7 @@
 import array
 import math
 import statistics
+import struct
 from typing import get_args
 
 import attrs
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupstate import Batch, Trajectory
-from groupstate.errors import BadSettings, UnusableBatch
+from groupstate.core.trajectory import NumbersField, checked, held
+from groupstate.errors import BadSettings, UnusableBatch, UnusableResult
 from groupstate.tensors import Layout, group_advantages
 
 from .builders import batch, batches, group, row, small
@@ -167,12 +169,59 @@ def test_numbers_may_lie_in_any_sequence(layout, kind):
     }
 
 
-def test_tensors_are_not_the_memory_of_the_rows():
-    made = attrs.evolve(row((1,), (2,)), response_ids=array.array("q", [2]))
+@pytest.mark.parametrize("layout", get_args(Layout))
+@given(made=batches())
+def test_packed_rows_give_the_same_tensors_and_stay_packed(layout, made: Batch):
+    packed = Batch.from_bytes(made.to_bytes())
+    expected, found = made.to_torch(layout=layout), packed.to_torch(layout=layout)
 
-    batch(group([made])).to_torch(layout="jagged")["input_ids"].fill_(9)
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name: tensor.tolist() for name, tensor in expected.items()
+    }
+    kept = [held(each.trajectory, field) for each in packed.rows for field in get_args(NumbersField)]
+    assert all(numbers == () or numbers.is_packed for numbers in kept)
 
-    assert list(made.response_ids) == [2]
+
+@pytest.mark.parametrize("layout", get_args(Layout))
+def test_what_is_written_into_tensors_leaves_the_rows_alone(layout):
+    made = Batch.from_bytes(batch(group([row((1,), (2,))])).to_bytes())
+
+    for tensor in made.to_torch(layout=layout).values():
+        tensor.fill_(9)
+
+    assert made.rows[0].trajectory == row((1,), (2,))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_session_may_return_tensors(kind):
+    (found,) = checked(
+        Trajectory(
+            prompt_ids=torch.tensor([1, 2]),
+            response_ids=torch.tensor([3], dtype=torch.int32),
+            log_probs=torch.tensor([-0.5], dtype=kind),
+        ),
+        session=0,
+        group_id="g",
+    )
+
+    assert (found.prompt_ids, found.response_ids, found.log_probs) == (
+        struct.pack("2i", 1, 2),
+        struct.pack("i", 3),
+        struct.pack("f", -0.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "problem"),
+    [
+        (torch.tensor([1.0]), r"has tensor\(1\.\) at response_ids\[0\]"),
+        (torch.tensor([[1, 2]]), r"has tensor\(\[1, 2\]\) at response_ids\[0\]"),
+        (torch.tensor([1, -2]), r"has tensor\(-2\) at response_ids\[1\]"),
+    ],
+)
+def test_tensors_that_are_no_token_ids_are_refused(ids, problem):
+    with pytest.raises(UnusableResult, match=problem):
+        checked(Trajectory(response_ids=ids), session=0, group_id="g")
 
 
 @given(made=batches())

@@ -1,6 +1,7 @@
 """The door: what a session may return, what is refused there and with which words, and what is kept of it."""
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from types import MappingProxyType
@@ -216,6 +217,19 @@ def test_log_probs_are_one_for_each_response_token(count: int) -> None:
 @pytest.mark.parametrize("log_probs", [[], [-0.5, -0.25], [-3.4028234663852886e38, 3.4028234663852886e38]])
 def test_log_probs_for_all_or_for_none_are_taken(log_probs: list[float]) -> None:
     assert admit(Trajectory(response_ids=[1, 2], log_probs=log_probs))
+
+
+def test_what_can_make_all_its_numbers_at_once_is_asked_for_them_at_once() -> None:
+    class Array:
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("it is taken apart one by one")
+
+        def tolist(self) -> list[int]:
+            return [5, 6]
+
+    (row,) = admit(Trajectory(response_ids=Array()))  # type: ignore[arg-type]
+
+    assert row.response_ids == (5, 6)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.copysign(math.nan, -1.0), math.inf, -math.inf])

@@ -138,5 +138,4 @@ async def test_a_run_takes_texts_from_a_server_of_any_kind(server: HttpServer) -
         batch = await run.sample(1)
 
     (first, _) = batch.groups[0].rows()
-    row = first.trajectory
-    assert (row.text, list(row.response_ids), list(row.log_probs)) == ("cdef", [], [])
+    assert (first.trajectory.text, first.trajectory.response_ids, first.trajectory.log_probs) == ("cdef", (), ())

@@ -302,7 +302,7 @@ def test_the_copy_can_be_opened_and_goes_on(tmp_path: Path) -> None:
     redact(path, tmp_path / "copy")
     run_virtual(second)
 
-    assert {(*map(tuple, (row.prompt_ids, row.response_ids, row.log_probs)), row.text) for row in rows} == {
+    assert {(row.prompt_ids, row.response_ids, row.log_probs, row.text) for row in rows} == {
         ((0, 0), (0, 0, 0), (0.0, 0.0, 0.0), "answer-1")
     }
     assert checked(tmp_path / "copy").violations == ()
