@@ -7,7 +7,7 @@ Rule 2: `from_bytes(to_bytes(batch))` equals the batch, number for number.
 import array
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import msgspec
@@ -15,9 +15,9 @@ import msgspec.structs
 
 from groupstate.core.events import VersionSpan
 from groupstate.core.metrics import Tally
-from groupstate.core.packed import Code, Packed
+from groupstate.core.packed import Code, Packed, PackedInfo
 from groupstate.core.prompt import Prompt
-from groupstate.core.trajectory import Trajectory, held, metrics_of
+from groupstate.core.trajectory import Trajectory, held, held_info, metrics_of
 from groupstate.errors import BadInput, BadSettings
 
 if TYPE_CHECKING:
@@ -387,6 +387,7 @@ def _to_wire_trajectory(row: Trajectory) -> _WireTrajectory:
     _, prompt_ids = _packed("i", held(row, "prompt_ids"))
     _, response_ids = _packed("i", held(row, "response_ids"))
     code, log_probs = _packed("d", held(row, "log_probs"))
+    info = held_info(row)
     return _WireTrajectory(
         prompt_ids,
         response_ids,
@@ -396,7 +397,7 @@ def _to_wire_trajectory(row: Trajectory) -> _WireTrajectory:
         row.reward,
         dict(row.metrics),
         row.text,
-        dict(row.info),
+        cast("dict[str, Any]", msgspec.Raw(info.data)) if isinstance(info, PackedInfo) else dict(info),
         code,
     )
 

@@ -1,4 +1,4 @@
-"""Numbers of a row as they are stored, made into Python's own only when somebody looks at them.
+"""Numbers and JSON-like values of a row as they are stored, made into Python's own only when somebody looks at them.
 
 A sampled row of 16,000 tokens takes 64 KB so, as a tuple of integers ten times that; and what only becomes a tensor,
 or bytes for another process, is never taken apart.
@@ -7,6 +7,8 @@ or bytes for another process, is never taken apart.
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
 
 Code: TypeAlias = Literal["i", "f", "d"]
 """Of a C int, float or double, as `struct` and `array` name them."""
@@ -42,15 +44,40 @@ class Packed:
         return self._numbers is None
 
     @property
-    def numbers(self) -> tuple[Any, ...]:
+    def value(self) -> tuple[Any, ...]:
         if self._numbers is None:
             self._numbers = struct.unpack(f"{len(self)}{self.code}", self.data)
         return self._numbers
 
 
+class PackedInfo:
+    """A dict as msgpack has it."""
+
+    __slots__ = ("_info", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._info: dict[str, Any] | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Nobody has asked for the dict yet."""
+        return self._info is None
+
+    @property
+    def value(self) -> dict[str, Any]:
+        if self._info is None:
+            self._info = _info(self.data)
+        return self._info
+
+
+_info = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_KINDS = frozenset({Packed, PackedInfo})
+
+
 def unpack_when_read(owner: type, fields: Iterable[str]) -> dict[str, Any]:
-    """Have a class with slots hold `Packed` in some of its fields: who reads one gets the numbers, the same ones each
-    time.
+    """Have a class with slots hold `Packed` and `PackedInfo` in some of its fields: who reads one gets what it stands
+    for, the same object each time.
 
     Returns:
         The slots by field, for who wants what lies in them.
@@ -64,6 +91,6 @@ def unpack_when_read(owner: type, fields: Iterable[str]) -> dict[str, Any]:
 def _reading(slot: Any) -> Callable[[Any], Any]:
     def read(row: Any) -> Any:
         kept = slot.__get__(row)
-        return kept.numbers if type(kept) is Packed else kept
+        return kept.value if type(kept) in _KINDS else kept
 
     return read

@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from groupstate.core.events import TrajectoryRecord, VersionSpan
-from groupstate.core.packed import Code, Packed, unpack_when_read
+from groupstate.core.packed import Code, Packed, PackedInfo, unpack_when_read
 from groupstate.errors import UnusableResult
 
 TOKEN_ID_MAX = 2**31 - 1
@@ -70,13 +70,19 @@ class Trajectory:
 
 NumbersField: TypeAlias = Literal["prompt_ids", "response_ids", "log_probs"]
 
-_SLOTS = unpack_when_read(Trajectory, get_args(NumbersField))
+_SLOTS = unpack_when_read(Trajectory, (*get_args(NumbersField), "info"))
 
 
 def held(row: Trajectory, field: NumbersField) -> Packed | Sequence[Any]:
     """A field's numbers as the row has them, without taking apart what is packed."""
     numbers: Packed | Sequence[Any] = _SLOTS[field].__get__(row)
     return numbers
+
+
+def held_info(row: Trajectory) -> PackedInfo | Mapping[str, Any]:
+    """`info` as the row has it. See `held`."""
+    info: PackedInfo | Mapping[str, Any] = _SLOTS["info"].__get__(row)
+    return info
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -110,9 +116,10 @@ class _Wire(msgspec.Struct, array_like=True, frozen=True):
     response_ids: bytes
     log_probs: bytes
     text: str
-    info: dict[str, Any]
+    info: msgspec.Raw
 
 
+_NO_INFO = msgspec.msgpack.encode({})
 _wire_decoder = msgspec.msgpack.Decoder(list[_Wire])
 
 
@@ -433,8 +440,11 @@ def payload_of(rows: Sequence[Admitted], who: str) -> bytes | None:
     """
     if not any(row.prompt_ids or row.response_ids or row.text or row.info for row in rows):
         return None
-    wires = [_Wire(row.prompt_ids, row.response_ids, row.log_probs, row.text, row.info) for row in rows]
     try:
+        wires = [
+            _Wire(row.prompt_ids, row.response_ids, row.log_probs, row.text, msgspec.Raw(_packed_info(row.info)))
+            for row in rows
+        ]
         return msgspec.msgpack.encode(wires)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnusableResult(f"{who} has info or text that can't be stored: {error}") from error
@@ -460,10 +470,20 @@ def restored(records: Sequence[TrajectoryRecord], payload: bytes | None) -> tupl
             spans=record.spans,
             environment=record.environment,
             text=wire.text,
-            info=wire.info,
+            info=_restored_info(wire.info),
         )
         for record, wire in zip(records, wires, strict=True)
     )
+
+
+def _packed_info(info: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode(info) if info else _NO_INFO
+
+
+def _restored_info(raw: msgspec.Raw) -> Any:
+    # Its own bytes: it would keep those of the whole payload alive.
+    data = bytes(raw)
+    return {} if data == _NO_INFO else PackedInfo(data)
 
 
 def _packed(code: Code, data: bytes) -> Any:

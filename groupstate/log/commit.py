@@ -36,7 +36,7 @@ class Commit:
         self.count = 0
         """Of the records."""
         self.size = 0
-        """Bytes of the records."""
+        """Bytes of records and payloads."""
         self.freed: list[int] = []
 
 
@@ -112,7 +112,7 @@ class GroupCommit:
         Raises:
             LogFailed: nothing can be kept any more, or, without a thread, this couldn't be.
         """
-        size = len(items)
+        size = len(items) + sum([len(body) for _, body in puts]) if puts else len(items)
         # By the lock itself: entering the condition is a call more, and this is done for every event.
         with self._lock:
             if self._error is not None or self._closing:

@@ -180,6 +180,7 @@ class Session:
             controller.book.weight_version,
             engine,
             self._params,
+            self._siblings.encoded,
         )
         name = f"{group.group_id}/{self._number}"
         self._task = task = asyncio.get_running_loop().create_task(_yielded(terms.function, ctx), name=name)

@@ -14,6 +14,7 @@ import anyio
 import attrs
 
 from groupstate.core import events as ev
+from groupstate.core.book import Book
 from groupstate.core.custom import Answer, CustomRule, WrongAnswer, checked
 from groupstate.core.evict import Evict, Missing, credit_of, doomed_by_age, is_doomed, judged, newly_stale
 from groupstate.core.group import Group
@@ -65,9 +66,24 @@ class Waiter:
     request: int
     wanted: frozenset[str] | None = None
     """The very groups that it waits for; if it doesn't get them, nobody does."""
+    unended: list[str] = attrs.field(init=False)
+    """Of these, those that hadn't ended when somebody last looked: each end is found once, however many there are."""
     answered: anyio.Event = attrs.field(factory=anyio.Event)
     claim: Claim | None = None
     error: Exception | None = None
+
+    @unended.default
+    def _all(self) -> list[str]:
+        return sorted(self.wanted or ())
+
+    def may_be_served(self, book: Book) -> bool:
+        """Whether none of the groups that it waits for is in flight any more."""
+        while self.unended:
+            group = book.groups.get(self.unended[-1])
+            if group is not None and group.in_flight:
+                return False
+            self.unended.pop()
+        return True
 
 
 class Signal:
@@ -370,10 +386,9 @@ class Controller:
         assert waiter is not None, "a request without a waiter"
         if self.custom is not None and request.partition == ev.TRAIN:
             return self._serve_by_custom(self.custom, request, waiter)
-        if why_not(self.book, self.rules, request) is not None:
+        if why_not(self.book, self.rules, request) is not None or not waiter.may_be_served(self.book):
             return False
-        awaited = (group_id for other in self.waiters.values() for group_id in other.wanted or ())
-        reserved = frozenset((*awaited, *self.abandoned.groups))
+        reserved = self._reserved() if waiter.wanted is None else frozenset[str]()
         groups = selected(self.book, self.rules, request, wanted=waiter.wanted, reserved=reserved)
         if len(groups) < request.size:
             return False
@@ -381,6 +396,11 @@ class Controller:
             self._record_eviction(evict)
         self._claim(request, waiter, groups)
         return True
+
+    def _reserved(self) -> frozenset[str]:
+        """Groups that somebody waits for by name, or nobody any more."""
+        awaited = (group_id for waiter in self.waiters.values() for group_id in waiter.wanted or ())
+        return frozenset((*awaited, *self.abandoned.groups))
 
     def _serve_by_custom(self, custom: CustomRule, request: OpenRequest, waiter: Waiter) -> bool:
         """Ask the user's own rule; what it drops is evicted, what it selects is the batch."""

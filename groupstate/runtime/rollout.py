@@ -32,6 +32,10 @@ _OF_SESSIONS: Final = frozenset({ev.SessionStarted, ev.SessionFinished, ev.Sessi
 """Most events. What is done about them is done where they are recorded."""
 
 
+AT_ONCE: Final = 64
+"""Groups that begin in one turn of the event loop: whatever else runs there would wait for seconds on ten thousand."""
+
+
 class Rollout:
     def __init__(
         self,
@@ -98,9 +102,13 @@ class Rollout:
 
     async def _dispatch_until_a_fault(self) -> None:
         while not self._faults:
-            while self._queue and not self._controller.closing:
-                self._dispatch(self._queue.popleft())
-            await self._wake.wait()
+            for _ in range(min(len(self._queue), AT_ONCE)):
+                if not self._controller.closing:
+                    self._dispatch(self._queue.popleft())
+            if self._queue and not self._controller.closing:
+                await asyncio.sleep(0)
+            else:
+                await self._wake.wait()
 
     def _dispatch(self, group_id: str) -> None:
         group = self._book.groups.get(group_id)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from groupstate.engines.tasks import settled
-from groupstate.runtime.session import SessionContext
+from groupstate.runtime.session import Encoded, SessionContext
 
 
 class Sibling(Protocol):
@@ -28,6 +28,7 @@ class Siblings:
         self.cancelled = False
         self.endings: list[tuple[SessionContext, object]] = []
         """How cancelled sessions ended that returned something all the same, or ignored it."""
+        self.encoded = Encoded()
         self._sessions: list[Sibling] = []
         self._left = 0
         self._ended: asyncio.Future[None]

@@ -8,6 +8,7 @@ run goes back to a mark before it. Whoever asked for the round asks again.
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from groupstate.batch import Batch
@@ -21,6 +22,10 @@ from groupstate.runtime.sources import as_source
 
 if TYPE_CHECKING:
     from groupstate.runtime.run import Run
+
+
+AT_ONCE = 64
+"""Groups that are submitted in one turn of the event loop."""
 
 
 async def validated(
@@ -39,6 +44,8 @@ async def validated(
             if sampling is not None and run._rollout is not None:
                 # In time: its sessions start in tasks of their own, once this one waits.
                 run._rollout.params_of[groups[-1]] = sampling
+            if len(groups) % AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()  # The sessions of ten thousand would all begin in one turn else.
         wanted = frozenset(groups)
         batch = await run._sampler.sample(len(groups), partition=VALIDATION, timeout_s=timeout_s, wanted=wanted)
         await run.commit(batch)

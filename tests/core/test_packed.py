@@ -10,8 +10,8 @@ import pytest
 
 from groupstate import Trajectory
 from groupstate.core.events import TrajectoryRecord
-from groupstate.core.packed import Packed
-from groupstate.core.trajectory import checked, held, payload_of, restored
+from groupstate.core.packed import Packed, PackedInfo
+from groupstate.core.trajectory import checked, held, held_info, payload_of, restored
 
 
 def stored(row: Trajectory) -> Trajectory:
@@ -22,7 +22,14 @@ def stored(row: Trajectory) -> Trajectory:
     return again
 
 
-PLAIN = Trajectory(prompt_ids=[1, 2], response_ids=(3,), log_probs=[-0.5], metrics={"reward": 1.0}, text="x")
+PLAIN = Trajectory(
+    prompt_ids=[1, 2],
+    response_ids=(3,),
+    log_probs=[-0.5],
+    metrics={"reward": 1.0},
+    text="x",
+    info={"messages": [{"role": "user"}]},
+)
 
 
 @pytest.mark.parametrize(("code", "numbers"), [("i", (1, -2)), ("f", (0.5,)), ("d", (0.1, 1e300)), ("i", ())])
@@ -31,14 +38,14 @@ def test_numbers_come_as_they_were_packed(code, numbers):
 
     assert len(packed) == len(numbers)
     assert packed.is_packed
-    assert packed.numbers == numbers
+    assert packed.value == numbers
     assert not packed.is_packed
 
 
 def test_numbers_are_made_once():
     packed = Packed("i", struct.pack("i", 300))
 
-    assert packed.numbers is packed.numbers
+    assert packed.value is packed.value
 
 
 def test_a_part_of_a_number_is_refused():
@@ -62,6 +69,24 @@ def test_a_stored_row_is_packed_until_it_is_read():
     assert packed.is_packed
     assert row.response_ids == (3,)
     assert held(row, "response_ids") is packed
+
+
+def test_the_info_of_a_stored_row_is_packed_until_it_is_read():
+    row = stored(PLAIN)
+    packed = held_info(row)
+    assert isinstance(packed, PackedInfo)
+
+    assert packed.is_packed
+    assert row.info == {"messages": [{"role": "user"}]}
+    assert row.info is row.info
+    assert not packed.is_packed
+
+
+def test_a_stored_row_without_info_has_an_empty_dict_of_its_own():
+    row, other = stored(Trajectory(response_ids=[1])), stored(Trajectory(response_ids=[1]))
+
+    assert row.info == {}
+    assert row.info is not other.info
 
 
 def test_what_a_row_was_made_with_is_what_it_has():

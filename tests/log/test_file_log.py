@@ -304,6 +304,24 @@ async def test_a_commit_has_a_bound_but_never_splits_a_post(monkeypatch):
     await log.aclose()
 
 
+async def test_payloads_count_towards_the_bound_of_a_commit(monkeypatch):
+    monkeypatch.setattr("groupstate.log.commit.COMMIT_BYTES_MAX", 4_000)
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    log.post(weights(1))
+    await log.durable(1)
+    disk.stop_next_flush()
+    log.post(weights(2))
+    await reached(disk.at_gate)
+    for seq in range(3, 7):
+        log.post([submitted(seq, log.payloads.put(bytes(1_500)))])
+    disk.gate.set()
+    await log.durable(6)
+
+    assert posts_per_frame(disk) == [1, 1, 2, 2]
+    await log.aclose()
+
+
 async def test_a_post_larger_than_a_frame_may_be_is_refused(monkeypatch):
     monkeypatch.setattr("groupstate.log.file.FRAME_BYTES_MAX", 200)
     log = make(FaultyDisk())
