@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,5 +161,17 @@ def returning(result: Any) -> Callable[[SessionContext], Coroutine[Any, Any, Any
     async def session(ctx: SessionContext) -> Any:
         await anyio.sleep(1)
         return result
+
+    return session
+
+
+Session = Callable[[SessionContext], Awaitable[Any]]
+
+
+def raising(error: Exception) -> Session:
+    """A session that raises at once."""
+
+    async def session(ctx: SessionContext) -> None:
+        raise error
 
     return session
