@@ -99,6 +99,10 @@ def events(source: Run | EventLog, *kinds: type[ev.Event]) -> list[Any]:
     return [event for event in found if isinstance(event, kinds)] if kinds else found
 
 
+def failures(run) -> list[tuple[int, int, str]]:
+    return [(event.session, event.attempt, event.failure) for event in events(run, ev.SessionFailed)]
+
+
 # Driving ---------------------------------------------------------------------------------------------
 
 

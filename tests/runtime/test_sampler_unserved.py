@@ -161,6 +161,27 @@ async def test_sessions_that_always_fail_end_the_wait_and_the_first_failure_can_
         assert events(run, ev.SessionFailed)[0].message == "ValueError: no judge"
 
 
+@virtual
+async def test_who_samples_again_after_a_streak_means_to_go_on(loop):
+    good = 60
+
+    async def session(ctx):
+        await anyio.sleep(1)
+        return Trajectory(reward=float(ctx.session % 2)) if ctx.prompt.content >= good else None
+
+    async with opened(loop, rules=Rules(batch_size=2), source=range(10_000), session=session) as run:
+        told = 0
+        while True:
+            try:
+                batch = await run.sample(2)
+                break
+            except EvictionStreak:
+                told += 1
+
+        assert told == 3
+        assert all(group.prompt.content >= good for group in batch.groups)
+
+
 # Too few groups --------------------------------------------------------------------------------------
 
 

@@ -1,17 +1,19 @@
 """What becomes of a session, whatever its function does: one recorded end, and its siblings go on."""
 
 import asyncio
+import gc
 import math
+import weakref
 from typing import Any
 
 import anyio
 import pytest
 
-from groupstate import Rules, Select, Trajectory
+from groupstate import Rules, Select, SessionContext, Trajectory
 from groupstate.core import events as ev
 from groupstate.errors import RolloutDied
 from groupstate.simulate.loop import VirtualLoop, run_virtual
-from tests.runtime.scenes import Session, events, half_right, opened, raising, returning, virtual
+from tests.runtime.scenes import Session, events, failures, half_right, opened, quiet, raising, returning, virtual
 
 
 async def outcome(loop: VirtualLoop, session: Session, **options: Any) -> list[ev.SessionFinished | ev.SessionFailed]:
@@ -258,3 +260,46 @@ async def test_an_exception_that_cannot_say_what_it_is_fails_its_session_alone(l
         assert [event.message for event in events(run, ev.SessionFailed)] == [
             "Mute: (its text can't be had: TypeError)"
         ]
+
+
+@virtual
+async def test_a_result_that_is_refused_needs_no_garbage_collector_to_be_freed(loop):
+    class Ids(list):
+        """Tokens that can be watched."""
+
+    made = []
+
+    async def session(ctx: SessionContext) -> list[Trajectory]:
+        ids = Ids([1] * 100)
+        made.append(weakref.ref(ids))
+        return [Trajectory(response_ids=ids, reward=1.0), Trajectory(reward=math.nan)]
+
+    async with opened(loop, session=session, group_size=2) as run:
+        gc.collect()
+        gc.disable()
+        try:
+            run.submit("p")
+            await quiet()
+
+            assert [ids() for ids in made] == [None, None]
+            assert failures(run) == [(0, 1, "refused"), (1, 1, "refused")]
+        finally:
+            gc.enable()
+
+
+@virtual
+async def test_a_session_is_not_collected_as_garbage_while_it_waits(loop):
+    async def alone(ctx):
+        await asyncio.get_running_loop().create_future()
+
+    async with opened(loop, session=alone) as run:
+        group = run.submit("p")
+        await quiet()
+        for _ in range(3):
+            gc.collect()
+            await quiet()
+
+        assert group.phase == "running"
+        run.cancel(group.id)
+        await quiet()
+        assert group.phase == "evicted"
