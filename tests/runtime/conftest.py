@@ -1,5 +1,7 @@
 """Fixtures that several files of this folder use."""
 
+import logging
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,3 +33,19 @@ def no_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a status feed started an event loop")
 
     monkeypatch.setattr("asyncio.new_event_loop", never)
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What the tracking of a run has warned of."""
+    caplog.set_level(logging.WARNING, "groupstate.tracking")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "groupstate.tracking"]
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts the handlers of SIGINT and SIGTERM back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
