@@ -32,8 +32,18 @@ WORK = ROOT / ".cache" / "mutants"
 BEGIN = "<!-- generated from tests/mutants/results.toml by `make mutants`; edits are overwritten -->"
 END = "<!-- end of what is generated from the results -->"
 
+BOOK_ALONE = (
+    "core/test_book_looking.py",
+    "core/test_book_ids.py",
+    "core/test_book_counts.py",
+    "core/test_book_batches.py",
+    "core/test_book_payloads.py",
+    "core/test_book_marks.py",
+    "core/test_book_basis.py",
+    "core/test_book_replay.py",
+)
 BOOK = (
-    "core/test_book.py",
+    *BOOK_ALONE,
     "core/test_targets.py",
     "core/test_datasets.py",
     "core/test_requeues.py",
@@ -56,14 +66,14 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "custom": ("core/test_custom.py",),
     "presets": ("core/test_presets.py",),
     "group": ("core/test_group.py", "core/test_requeues.py"),
-    "book_checks": ("core/test_book.py", "core/test_group.py"),
+    "book_checks": (*BOOK_ALONE, "core/test_group.py"),
     "book": BOOK,
     "book_changes": BOOK,
     "departed": ("core/test_departed.py",),
     "frontier": ("core/test_frontier.py",),
     "phases": ("core/test_phases.py",),
-    "held": ("core/test_book.py", "core/test_datasets.py", "core/test_metrics.py"),
-    "shelf": ("core/test_snapshot.py", "core/test_book.py", "core/test_targets.py", "core/test_datasets.py"),
+    "held": (*BOOK_ALONE, "core/test_datasets.py", "core/test_metrics.py"),
+    "shelf": ("core/test_snapshot.py", *BOOK_ALONE, "core/test_targets.py", "core/test_datasets.py"),
     "snapshot": ("core/test_snapshot.py",),
     "spread": ("core/test_spread.py",),
     "arguments": ("core/test_arguments.py",),
