@@ -53,7 +53,10 @@ INVARIANTS = ("core/test_invariants.py", "core/test_witnesses.py", "core/test_ru
 
 TESTS: Mapping[str, tuple[str, ...]] = {
     "evict": (
-        "core/test_evict.py",
+        "core/test_evict_matrix.py",
+        "core/test_evict_lag.py",
+        "core/test_evict_zero_variance.py",
+        "core/test_evict_credit.py",
         "core/test_doomed.py",
         "core/test_datasets.py",
         "core/test_requeues.py",
