@@ -49,7 +49,13 @@ BOOK = (
     "core/test_requeues.py",
     "core/test_rules.py",
 )
-INVARIANTS = ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py")
+INVARIANTS_ALONE = (
+    "core/test_invariants_good_logs.py",
+    "core/test_invariants_groups.py",
+    "core/test_invariants_counts.py",
+    "core/test_invariants_batches.py",
+)
+INVARIANTS = (*INVARIANTS_ALONE, "core/test_witnesses.py", "core/test_rule_invariants.py")
 
 TESTS: Mapping[str, tuple[str, ...]] = {
     "evict": (
@@ -81,7 +87,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "spread": ("core/test_spread.py",),
     "arguments": ("core/test_arguments.py",),
     "prompt": ("core/test_prompt.py",),
-    "tracked": ("core/test_invariants.py",),
+    "tracked": INVARIANTS_ALONE,
     "metrics": ("core/test_metrics.py",),
     "trajectory": ("core/test_trajectory.py",),
     "invariants": (*INVARIANTS, "core/test_standing.py"),
