@@ -32,18 +32,37 @@ WORK = ROOT / ".cache" / "mutants"
 BEGIN = "<!-- generated from tests/mutants/results.toml by `make mutants`; edits are overwritten -->"
 END = "<!-- end of what is generated from the results -->"
 
+BOOK_ALONE = (
+    "core/test_book_looking.py",
+    "core/test_book_ids.py",
+    "core/test_book_counts.py",
+    "core/test_book_batches.py",
+    "core/test_book_payloads.py",
+    "core/test_book_marks.py",
+    "core/test_book_basis.py",
+    "core/test_book_replay.py",
+)
 BOOK = (
-    "core/test_book.py",
+    *BOOK_ALONE,
     "core/test_targets.py",
     "core/test_datasets.py",
     "core/test_requeues.py",
     "core/test_rules.py",
 )
-INVARIANTS = ("core/test_invariants.py", "core/test_witnesses.py", "core/test_rule_invariants.py")
+INVARIANTS_ALONE = (
+    "core/test_invariants_good_logs.py",
+    "core/test_invariants_groups.py",
+    "core/test_invariants_counts.py",
+    "core/test_invariants_batches.py",
+)
+INVARIANTS = (*INVARIANTS_ALONE, "core/test_witnesses.py", "core/test_rule_invariants.py")
 
 TESTS: Mapping[str, tuple[str, ...]] = {
     "evict": (
-        "core/test_evict.py",
+        "core/test_evict_matrix.py",
+        "core/test_evict_lag.py",
+        "core/test_evict_zero_variance.py",
+        "core/test_evict_credit.py",
         "core/test_doomed.py",
         "core/test_datasets.py",
         "core/test_requeues.py",
@@ -56,19 +75,19 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "custom": ("core/test_custom.py",),
     "presets": ("core/test_presets.py",),
     "group": ("core/test_group.py", "core/test_requeues.py"),
-    "book_checks": ("core/test_book.py", "core/test_group.py"),
+    "book_checks": (*BOOK_ALONE, "core/test_group.py"),
     "book": BOOK,
     "book_changes": BOOK,
     "departed": ("core/test_departed.py",),
     "frontier": ("core/test_frontier.py",),
     "phases": ("core/test_phases.py",),
-    "held": ("core/test_book.py", "core/test_datasets.py", "core/test_metrics.py"),
-    "shelf": ("core/test_snapshot.py", "core/test_book.py", "core/test_targets.py", "core/test_datasets.py"),
+    "held": (*BOOK_ALONE, "core/test_datasets.py", "core/test_metrics.py"),
+    "shelf": ("core/test_snapshot.py", *BOOK_ALONE, "core/test_targets.py", "core/test_datasets.py"),
     "snapshot": ("core/test_snapshot.py",),
     "spread": ("core/test_spread.py",),
     "arguments": ("core/test_arguments.py",),
     "prompt": ("core/test_prompt.py",),
-    "tracked": ("core/test_invariants.py",),
+    "tracked": INVARIANTS_ALONE,
     "metrics": ("core/test_metrics.py",),
     "packed": ("core/test_packed.py",),
     "trajectory": ("core/test_trajectory.py", "core/test_packed.py"),

@@ -1,5 +1,7 @@
-"""Small helpers of the rules' tests: stories driven without the controller."""
+"""Small helpers of the core's tests: stories driven without the controller."""
 
+from groupstate.core.book import Book
+from groupstate.core.phases import Phase
 from groupstate.core.rules import Rules
 from groupstate.testing.notation import Story, play
 
@@ -23,3 +25,17 @@ def owing(story: Story, credit: int) -> Story:
     """The same story with so much credit outstanding."""
     story.tell("submit gone/1", "start gone", "fail gone", f"evict gone failed credit={credit}")
     return story
+
+
+def done(*names: str, stamp: int = 0, size: int = 1) -> list[str]:
+    """Lines that bring groups to `finished`, in this order."""
+    return [
+        line
+        for name in names
+        for line in (f"submit {name}/{size} stamp={stamp}", f"start {name}", f"finish {name} reward=1")
+    ]
+
+
+def conserved(book: Book) -> bool:
+    live = book.count(Phase.PENDING, Phase.RUNNING, Phase.FINISHED, Phase.FAILURE, Phase.SAMPLED)
+    return book.totals["submitted"] == live + book.totals["evicted"] + book.totals["committed"]

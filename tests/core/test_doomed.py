@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from groupstate.core import events as ev
+from groupstate.core.evict import is_doomed
 from groupstate.core.rules import PerDataset, Rules, recorded_rules
 from groupstate.testing.notation import Story, play
 
@@ -47,6 +48,13 @@ def test_a_group_that_is_too_old_when_it_is_submitted_is_cancelled_then(stamp: i
     assert story.phase("a") == phase
 
 
+def test_doomed_groups_end_oldest_first() -> None:
+    rules = Rules(lag_max=0, cancel_doomed=True)
+    story = play("submit b/1", "submit a/1 stamp=0", "publish 5", rules=rules, weight_version=1)
+
+    assert list(story.evicted()) == ["a", "b"]
+
+
 @pytest.mark.parametrize("basis", ["first_token", "oldest_token", "newest_token"])
 @pytest.mark.parametrize(
     "lines",
@@ -61,6 +69,14 @@ def test_where_the_tokens_say_the_age_nobody_is_doomed_before_they_are_known(bas
     story = play(*lines, rules=Rules(**AGE, basis=basis, survivors_min=1))
 
     assert story.phase("a") == "running"
+
+
+def test_a_group_is_not_doomed_by_its_age_where_its_tokens_count() -> None:
+    rules = Rules(lag_max=0, basis="newest_token", cancel_doomed=True, attempts_max=2)
+    story = play("submit g/2", "start g", "publish 3", "fail g.0 retryable", rules=rules)
+    story.tell("start g.0", "finish g reward=1 versions=0,3")
+
+    assert story.ready() == ["g"]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +96,15 @@ def test_each_dataset_has_its_own_bound() -> None:
 
     assert story.evicted() == {"a": ("cancelled", "stale")}
     assert story.phase("b") == "pending"
+
+
+def test_a_group_in_flight_is_doomed_once_the_version_that_it_is_made_for_is_past() -> None:
+    story = play("submit g/1", "start g", rules=Rules.in_order(1, cancel_doomed=True))
+    assert story.phase("g") == "running"
+
+    story.tell("publish 1")
+
+    assert story.evicted() == {"g": ("cancelled", "stale")}
 
 
 def test_validation_groups_may_end() -> None:
@@ -137,6 +162,13 @@ def test_a_failure_with_a_retry_due_dooms_nobody() -> None:
     story = play("submit a/2", "start a", "fail a.0 retryable", rules=Rules(**FAILS, attempts_max=2))
 
     assert story.phase("a") == "running"
+
+
+@pytest.mark.parametrize("doomed", [True, False])
+def test_a_group_whose_sessions_fail_is_doomed_only_where_the_rules_cancel_doomed_groups(doomed: bool) -> None:
+    story = play("submit g/2", "start g", "fail g.0")
+
+    assert is_doomed(story.group("g"), 0, Rules(cancel_doomed=doomed)) is doomed
 
 
 @pytest.mark.parametrize(("waiting", "credit"), [(["sample 1"], 1), ([], None)])

@@ -258,7 +258,7 @@ ILLEGAL_CELLS = [
     for kind in ABOUT_GROUPS
     if kind not in TRANSITIONS[phase] and kind is not ev.RunRewound
 ]
-"""RunRewound is about the run: it passes by the groups that it has no cell for. See test_book.py."""
+"""RunRewound is about the run: it passes by the groups that it has no cell for. See test_book_marks.py."""
 
 
 def refusal_of(phase: Phase | None, kind: type[ev.Event]) -> type[GroupstateError]:

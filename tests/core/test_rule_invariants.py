@@ -15,7 +15,7 @@ from groupstate.core.rules import PerDataset, Rules
 from groupstate.log.memory import MemoryLog
 from groupstate.simulate.loop import VirtualLoop, run_virtual
 
-from .test_invariants import evict, fail, failed, finish, log, sample, sampled, start, submit, want, whole
+from .handmade_logs import evict, fail, failed, finish, log, sample, sampled, start, submit, want, whole
 
 NARROW = Rules(batch_size=9, admission=gs.Capacity(lag_max=0, in_flight_max=1))
 EXACT: dict[str, Any] = {"selection": "exact_version", "basis": "target_version", "lag_max": 0, "batch_size": 4}

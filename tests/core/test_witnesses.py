@@ -12,7 +12,7 @@ from groupstate.core import events as ev
 from groupstate.core.invariants import INVARIANTS, Checker, Violation, violations
 from groupstate.core.rules import RULES_VERSION, Rules
 
-from .test_invariants import (
+from .handmade_logs import (
     Miscounting,
     done,
     evict,

@@ -1,4 +1,4 @@
-"""What docs/debugging.md shows of the runs in tests/broken_runs is what the commands say."""
+"""What docs/debugging.md shows of the runs in tests/broken_runs is what the commands say; it lists every invariant."""
 
 import re
 import shlex
@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from groupstate.cli import main
+from groupstate.core.invariants import INVARIANTS
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "debugging.md"
@@ -67,3 +68,9 @@ def test_every_kept_run_is_on_the_page() -> None:
 )
 def test_dots_stand_for_what_is_left_out(lines: list[str], same: bool) -> None:
     assert matches(lines, ["a\tb", "c"]) is same
+
+
+def test_the_page_on_debugging_lists_the_invariants() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text(encoding="utf-8")
+
+    assert "".join(f"| {number} | {sentence} |\n" for number, sentence in INVARIANTS.items()) in page

@@ -33,6 +33,15 @@ def counting(prompt_ids: Sequence[int], weights: str) -> list[int]:
     return tokens[len(prompt_ids) :]
 
 
+def stepping(prompt_ids: Sequence[int], weights: str) -> list[int]:
+    """Weights of version v count in steps of v, those at the start in steps of 1; broken ones stand still."""
+    step = {BASE: 1, "broken": 0}.get(weights) or (0 if weights == "broken" else int(weights.rpartition("v")[2]))
+    tokens = [prompt_ids[-1]]
+    for _ in range(2000):
+        tokens.append((tokens[-1] + step) % 97)
+    return tokens[1:]
+
+
 @attrs.frozen
 class Fault:
     """What goes wrong with one request for tokens, the next one that comes."""

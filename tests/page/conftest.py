@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from groupstate.core import events as ev
 from groupstate.inspect.report_page import report
+from tests.page.made_runs import MadeRun, records, write
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -86,3 +88,10 @@ def show_run(show: Callable[..., "Page"], tmp_path: Path) -> Callable[..., "Page
         return show(file.as_uri(), **how)
 
     return opened
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ev.Record]]:
+    """A run of 600 groups, and its records."""
+    kept = records(MadeRun(600))
+    return write(tmp_path_factory.mktemp("made") / "run", kept), kept

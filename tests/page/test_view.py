@@ -18,7 +18,7 @@ from groupstate.inspect.report_live import LiveReport
 from groupstate.inspect.report_server import serving
 from groupstate.log.file import FileLog
 from tests.page.made_runs import MadeRun, new_log, records
-from tests.page.test_page import go_to, legend, phases_at, settle
+from tests.page.seen import go_to, legend, phases_at, settle
 
 WAIT_MS = 20_000
 

@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +99,10 @@ def events(source: Run | EventLog, *kinds: type[ev.Event]) -> list[Any]:
     return [event for event in found if isinstance(event, kinds)] if kinds else found
 
 
+def failures(run) -> list[tuple[int, int, str]]:
+    return [(event.session, event.attempt, event.failure) for event in events(run, ev.SessionFailed)]
+
+
 # Driving ---------------------------------------------------------------------------------------------
 
 
@@ -161,5 +165,17 @@ def returning(result: Any) -> Callable[[SessionContext], Coroutine[Any, Any, Any
     async def session(ctx: SessionContext) -> Any:
         await anyio.sleep(1)
         return result
+
+    return session
+
+
+Session = Callable[[SessionContext], Awaitable[Any]]
+
+
+def raising(error: Exception) -> Session:
+    """A session that raises at once."""
+
+    async def session(ctx: SessionContext) -> None:
+        raise error
 
     return session

@@ -250,6 +250,27 @@ async def test_a_setting_of_another_kind_is_refused_before_anything_is_opened(lo
     assert next(source) == "a"
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"group_size": 0}, "group_size is 0"),
+        ({"grace_s": -1.0}, "grace_s is -1.0"),
+        ({"grace_s": float("nan")}, "grace_s is nan"),
+        ({"cancel_grace_s": -1.0}, "cancel_grace_s is -1.0"),
+        ({"cancel_grace_s": float("nan")}, "cancel_grace_s is nan"),
+    ],
+)
+@virtual
+async def test_settings_that_make_no_sense_are_refused_and_the_log_is_closed(loop, options, shown):
+    log = MemoryLog()
+
+    with pytest.raises(BadSettings, match=shown):
+        async with opened(loop, log=log, **options):
+            pass
+
+    assert "closed" in repr(log)
+
+
 @pytest.mark.parametrize("path", ["", 3, b"run", "a\0b"], ids=repr)
 @virtual
 async def test_a_path_that_names_no_directory_is_refused(loop, path):
@@ -360,3 +381,11 @@ async def test_whether_a_failure_may_be_retried_is_true_or_false(loop):
             attempt.fail("broken", retryable="no")
 
         assert attempt.fail("broken", retryable=False)
+
+
+@virtual
+async def test_ids_that_are_made_avoid_those_that_are_taken(loop):
+    async with opened(loop) as run:
+        run.submit("p", group_id="g2")
+
+        assert [run.submit("p").id, run.submit("p").id] == ["g3", "g4"]

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from groupstate import Trajectory
 from groupstate.core import events as ev
 from groupstate.core.book import Book
 from groupstate.core.custom import Drop
@@ -12,6 +13,7 @@ from groupstate.core.prompt import Prompt
 from groupstate.core.rules import Capacity, Rules, Slots
 from groupstate.errors import EvictionStreak, NotEnoughGroups, RefillLimitExceeded
 from groupstate.testing.notation import play
+from tests.runtime.scenes import events, opened, virtual
 
 SYNC = Rules(mode="sync", batch_size=4, filter_metric="acc")
 
@@ -309,3 +311,16 @@ def test_a_streak_of_failures_tells_the_last_of_them() -> None:
                  rules=Rules(eviction_streak_max=2), source=[])  # fmt: skip
 
     assert "The last session to fail was session 0 of group 'b' (timeout): told so" in str(story.waiters[0].error)
+
+
+@virtual
+async def test_two_groups_of_one_text_are_judged_apart(loop):
+    """Each is all right or all wrong; taken for one they would have a spread."""
+    async with opened(loop, rules=Rules(filter_metric="reward")) as run:
+        for group_id, reward in (("u1", 0.0), ("u2", 1.0)):
+            group = run.submit("the same text", n=2, group_id=group_id)
+            for session in range(2):
+                group.start(session).finish(Trajectory(reward=reward))
+
+        assert [event.group_id for event in events(run, ev.GroupEvicted)] == ["u1", "u2"]
+        assert run.sampleable_count() == 0

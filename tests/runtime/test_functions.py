@@ -7,10 +7,10 @@ import pytest
 
 from groupstate import Rules, Trajectory, open_run, session_from_reward
 from groupstate.core import events as ev
-from groupstate.errors import BadSettings
+from groupstate.errors import BadSettings, RolloutDied
 from groupstate.log.memory import MemoryLog
 from groupstate.runtime.functions import call_problem, is_async, named, session_problem
-from tests.runtime.scenes import events, opened, virtual
+from tests.runtime.scenes import events, half_right, opened, virtual
 
 
 async def session(ctx: Any) -> Trajectory:
@@ -155,3 +155,21 @@ async def test_a_selection_that_takes_something_else_is_refused(loop):
             pass
 
     assert events(log, ev.RunStarted) == []
+
+
+@virtual
+async def test_a_lambda_that_hands_on_to_an_async_function_is_a_session(loop):
+    async with opened(loop, session=lambda ctx: half_right(ctx), rules=Rules()) as run:
+        run.submit("p")
+
+        assert len(await run.sample(1)) == 1
+
+
+@virtual
+async def test_a_function_that_gives_nothing_to_await_ends_the_rollout_before_it_burns_prompts(loop):
+    told = "BadSettings: the session function returned Trajectory and nothing to await; write: async def session"
+    with pytest.raises(RolloutDied, match=f"will not come: {told}") as died:
+        async with opened(loop, session=lambda ctx: Trajectory(reward=1.0), source=range(1000)) as run:
+            await run.sample(4)
+    assert type(died.value.__cause__) is BadSettings
+    assert events(run, ev.SessionFailed) == []

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 
+import anyio
 import pytest
 
 from groupstate import Rules, Trajectory, open_run
@@ -13,6 +14,7 @@ from groupstate.log.memory import MemoryLog
 from groupstate.runtime.ledger import CANCELLED, Ledger
 from groupstate.runtime.opening import _need_asyncio
 from groupstate.runtime.recovery import start
+from groupstate.simulate.loop import run_virtual
 from tests.runtime.scenes import events, opened, ready, virtual
 
 
@@ -293,6 +295,31 @@ async def test_the_log_of_a_busy_run_tells_the_same_three_times(loop):
         records = list(run.ledger.log.read())
 
     assert len({replayed(records).digest() for _ in range(3)}) == 1
+
+
+def test_the_same_run_writes_the_same_log():
+    async def drive(loop):
+        async def session(ctx):
+            await anyio.sleep(1 + (ctx.session * 7 + ctx.prompt.content) % 5)
+            if ctx.prompt.content % 4 == 3:
+                raise ValueError("no")
+            return Trajectory(reward=float(ctx.session % 2) if ctx.prompt.content % 3 else 1.0)
+
+        rules = Rules(filter_metric="reward", lag_max=1)
+        async with opened(loop, rules=rules, source=range(200), session=session, group_size=4) as run:
+            for step in range(6):
+                batch = await run.sample(3, weight_version=step)
+                for group in list(run.book.in_phase("running"))[:2]:
+                    run.cancel(group.group_id)
+                await run.commit(batch)
+            for group in list(run.book.in_phase("running"))[:1]:
+                run.requeue(group.group_id)
+            await anyio.sleep(2)
+        return list(run.ledger.log.read())
+
+    first, *others = [run_virtual(drive) for _ in range(4)]
+
+    assert all(other == first for other in others)
 
 
 @virtual

@@ -372,3 +372,27 @@ def test_a_list_source_of_a_set_is_refused_too():
 
 def test_the_keys_of_a_dict_have_an_order():
     assert as_source({"b": 1, "a": 2}.keys()).draw().content == "b"
+
+
+# What is no source -----------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_source_that_lacks_what_a_source_has_is_refused(loop):
+    class Bare:
+        name = "bare"
+
+        def draw(self) -> Prompt | None:
+            return Prompt("p")
+
+    with pytest.raises(BadInput, match=r"has no position, no seek; it needs name, position, draw\(\) and seek\(\)"):
+        async with opened(loop, source=Bare()):
+            pass
+
+
+@virtual
+@pytest.mark.parametrize("source", [5, None.__class__, {"a": 5}, {None: ["p"]}], ids=repr)
+async def test_what_gives_no_prompts_is_refused_before_anything_begins(loop, source):
+    with pytest.raises(BadInput):
+        async with opened(loop, source=source):
+            pass
