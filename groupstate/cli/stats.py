@@ -1,7 +1,7 @@
 """The command that says where a run's groups, tokens and time went."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def stats_sections(seen: Stats) -> list[Section]:
         Section("late results", (), _counts(whole.fenced)),
         Section("credits", (), list(_credits(seen))),
         *(_survival(name, seen) for name in KINDS),
-        Section("intervals", _INTERVAL, [_interval(interval) for interval in seen.intervals]),
+        _intervals(seen),
     ]
 
 
@@ -111,8 +111,11 @@ def _groups(seen: Stats) -> Iterator[tuple[str, str]]:
 def _tokens(seen: Stats) -> Iterator[tuple[str, str, str]]:
     whole = seen.whole
     generated = whole.totals["response_tokens"]
-    trained = whole.trained_tokens - whole.undone_tokens
-    rows = [("generated", generated), ("trained on", trained), ("thrown away", whole.thrown_tokens.total())]
+    rows = [
+        ("generated", generated),
+        ("trained on", whole.trained_tokens),
+        ("thrown away", whole.thrown_tokens.total()),
+    ]
     rows += [(f"... {reasons}", count) for reasons, count in whole.thrown_tokens.most_common()]
     for name, count in [*rows, ("of live groups", seen.held_tokens)]:
         if count or name == "generated":
@@ -212,6 +215,19 @@ _INTERVAL = (
 )  # fmt: skip
 
 
+_APART: Mapping[str, Callable[[Interval], int]] = {
+    "undone": lambda interval: interval.totals[UNDONE],
+    "tokens undone": lambda interval: interval.undone_tokens,
+}
+"""Columns behind these, of what few runs have: they are there where the run has it."""
+
+
+def _intervals(seen: Stats) -> Section:
+    apart = {name: of for name, of in _APART.items() if of(seen.whole)}
+    rows = [(*_interval(interval), *(str(of(interval)) for of in apart.values())) for interval in seen.intervals]
+    return Section("intervals", (*_INTERVAL, *apart), rows)
+
+
 def _interval(interval: Interval) -> tuple[str, ...]:
     totals = interval.totals
     first, last = interval.first_version, interval.last_version
@@ -225,7 +241,7 @@ def _interval(interval: Interval) -> tuple[str, ...]:
         str(totals["committed"]),
         str(totals["evicted"]),
         str(totals["response_tokens"]),
-        str(interval.trained_tokens - interval.undone_tokens),
+        str(interval.trained_tokens),
         str(interval.thrown_tokens.total()),
         span_of(interval.waited_ns.total() / 1e9),
         _mean(interval.sampled_lags),

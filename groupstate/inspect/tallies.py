@@ -2,6 +2,7 @@
 
 Rule 1: everything adds up: two intervals put together are the interval of both.
 Rule 2: counts have the names that the book's totals have, and mean the same.
+Rule 3: a commit that was undone counts as undone, in the interval in which it was made; none is counted below zero.
 """
 
 import math
@@ -14,7 +15,7 @@ import attrs
 from groupstate.inspect.histogram import Histogram
 
 UNDONE: Final = "undone"
-"""Groups whose commit was undone by going back to a mark. The totals of `show` count such a commit no longer."""
+"""Groups whose commit was undone by going back to a mark; such a commit is in no other count of commits."""
 
 REQUEUED: Final = "requeued"
 UNTIMED: Final = "untimed"
@@ -40,8 +41,9 @@ class Interval:
     forfeited: Counter[str] = attrs.field(factory=Counter)
     """Refills given up, by reason."""
     trained_tokens: int = 0
-    """Of groups that were committed; commits that were undone later are counted by `undone_tokens`."""
+    """Of groups that were committed, for good."""
     undone_tokens: int = 0
+    """Of groups whose commit was undone; once for each time that it was."""
     thrown_tokens: Counter[str] = attrs.field(factory=Counter)
     """By reasons, such as `stale` or `stale, zero_variance`: a group's tokens count once."""
     waited_ns: Counter[str] = attrs.field(factory=Counter)

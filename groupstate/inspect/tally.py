@@ -6,6 +6,7 @@ Rule 2: no book is made, since that would take most of the time; that both count
 
 import heapq
 import re
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -476,22 +477,26 @@ class Tally:
         kept = [entry for entry in self._aside if entry[0] <= event.mark_seq]
         for seq, group_id, group in self._aside:
             if seq > event.mark_seq:
-                self._undone(group_id, group)
+                self._undone(seq, group_id, group)
         self._aside = deque(kept)
 
-    def _undone(self, group_id: str, group: Followed) -> None:
-        """A commit is taken back."""
-        now = self._now
-        now.totals[UNDONE] += 1
-        now.totals["committed"] -= 1
-        now.totals[f"committed/{group.partition}"] -= 1
-        now.undone_tokens += group.tokens
-        if group.train:
-            for fates in self._kinds(group):
-                fates.committed -= 1
+    def _undone(self, seq: int, group_id: str, group: Followed) -> None:
+        """The commit that is event `seq` is taken back, in the interval that counted it."""
         self._groups[group_id] = group
         group.phase = group.terminal
         self._counted(group, 1)
+        place = bisect_right(self._intervals, seq, key=lambda interval: interval.first_seq)
+        if not place:
+            return  # it came before the first event, so that none counted it
+        then = self._intervals[place - 1]
+        then.totals[UNDONE] += 1
+        then.totals["committed"] -= 1
+        then.totals[f"committed/{group.partition}"] -= 1
+        then.trained_tokens -= group.tokens
+        then.undone_tokens += group.tokens
+        if group.train:
+            for fates in self._kinds(group):
+                fates.committed -= 1
 
     def _exhausted_source(self, event: ev.SourceExhausted, record: ev.Record) -> None:
         self._exhausted = True
