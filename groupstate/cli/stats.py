@@ -11,7 +11,7 @@ from groupstate.cli.output import Section, while_read, write_json, write_section
 from groupstate.cli.runs import beginning_of, records_of
 from groupstate.inspect.histogram import Histogram
 from groupstate.inspect.stats import as_object, stats
-from groupstate.inspect.tallies import NO_VALUE, UNDONE, UNTIMED, Fates, Interval, Stats
+from groupstate.inspect.tallies import NO_VALUE, REQUEUED, UNDONE, UNTIMED, Fates, Interval, Stats
 from groupstate.inspect.words import joined, name_of, one_line, span_of
 
 LAGS_MAX = 20
@@ -93,31 +93,40 @@ def stats_sections(seen: Stats) -> list[Section]:
 
 
 def _groups(seen: Stats) -> Iterator[tuple[str, str]]:
-    totals = seen.whole.totals
+    totals, validation = seen.whole.totals, seen.whole.validation
+    training = totals["submitted"] - validation["submitted"]
     yield "submitted", str(totals["submitted"])
-    yield "trained on", _share(totals["committed"], totals["submitted"])
-    if totals[UNDONE]:
-        yield "commits undone by going back", str(totals[UNDONE])
-    yield "thrown away", _share(totals["evicted"], totals["submitted"])
+    if validation["submitted"]:
+        yield "... for validation", str(validation["submitted"])
+    yield "trained on", _share(totals["committed/train"], training)
+    if undone := totals[UNDONE] - validation[UNDONE]:
+        yield "commits undone by going back", str(undone)
+    yield "thrown away", _share(totals["evicted"], training)
     for name in sorted(totals):
         if name.startswith("evicted/"):
             yield f"... {name.removeprefix('evicted/')}", str(totals[name])
     for phase, count in sorted(seen.live.items()):
-        yield f"live, {phase}", str(count)
+        if count := count - seen.validation_live.get(phase, 0):
+            yield f"live, {phase}", str(count)
+    if validation["committed"]:
+        yield "ended as validation", _share(validation["committed"], validation["submitted"])
+    if validation[UNDONE]:
+        yield "validation undone by going back", str(validation[UNDONE])
+    for phase, count in sorted(seen.validation_live.items()):
+        yield f"live validation, {phase}", str(count)
     if totals["requeued"]:
         yield "started over", str(totals["requeued"])
 
 
 def _tokens(seen: Stats) -> Iterator[tuple[str, str, str]]:
-    whole = seen.whole
+    whole, ended = seen.whole, seen.whole.validation_tokens
     generated = whole.totals["response_tokens"]
-    rows = [
-        ("generated", generated),
-        ("trained on", whole.trained_tokens),
-        ("thrown away", whole.thrown_tokens.total()),
-    ]
+    rows = [("generated", generated), ("... for validation", whole.validation["response_tokens"])]
+    rows += [("trained on", whole.trained_tokens), ("thrown away", whole.thrown_tokens.total())]
     rows += [(f"... {reasons}", count) for reasons, count in whole.thrown_tokens.most_common()]
-    for name, count in [*rows, ("of live groups", seen.held_tokens)]:
+    rows += [("of live groups", seen.held_tokens - seen.validation_held_tokens)]
+    rows += [("ended as validation", ended["committed"]), ("of validation that started over", ended[REQUEUED])]
+    for name, count in [*rows, ("of live validation", seen.validation_held_tokens)]:
         if count or name == "generated":
             yield name, f"{count}", _percent(count, generated)
 
@@ -216,8 +225,11 @@ _INTERVAL = (
 
 
 _APART: Mapping[str, Callable[[Interval], int]] = {
-    "undone": lambda interval: interval.totals[UNDONE],
+    "undone": lambda interval: interval.totals[UNDONE] - interval.validation[UNDONE],
     "tokens undone": lambda interval: interval.undone_tokens,
+    "for validation": lambda interval: interval.validation["submitted"],
+    "ended as validation": lambda interval: interval.validation["committed"],
+    "tokens for validation": lambda interval: interval.validation["response_tokens"],
 }
 """Columns behind these, of what few runs have: they are there where the run has it."""
 
@@ -238,7 +250,7 @@ def _interval(interval: Interval) -> tuple[str, ...]:
         f"{interval.first_seq}-{interval.last_seq}",
         span_of((interval.last_at_ns - interval.first_at_ns) / 1e9),
         str(totals["submitted"]),
-        str(totals["committed"]),
+        str(totals["committed/train"]),
         str(totals["evicted"]),
         str(totals["response_tokens"]),
         str(interval.trained_tokens),

@@ -59,6 +59,8 @@ def as_object(seen: Stats) -> dict[str, Any]:
         "by": seen.by,
         "live": dict(seen.live),
         "held_tokens": seen.held_tokens,
+        "validation_live": dict(seen.validation_live),
+        "validation_held_tokens": seen.validation_held_tokens,
         "owed": seen.owed,
         "whole": _interval(seen.whole),
         "intervals": [_interval(interval) for interval in seen.intervals],

@@ -3,6 +3,7 @@
 Rule 1: everything adds up: two intervals put together are the interval of both.
 Rule 2: counts have the names that the book's totals have, and mean the same.
 Rule 3: a commit that was undone counts as undone, in the interval in which it was made; none is counted below zero.
+Rule 4: only training groups are trained on or thrown away; what is validation's is told apart, by `validation` names.
 """
 
 import math
@@ -36,16 +37,20 @@ class Interval:
     last_at_ns: int
     totals: Counter[str] = attrs.field(factory=Counter)
     """Named as the totals of `show`, and also: `finished`, `failure`, `sampled`, `requeued`, `undone`, `untimed`."""
+    validation: Counter[str] = attrs.field(factory=Counter)
+    """Of `totals`, how much is validation's: `submitted`, `response_tokens`, `committed`, `undone`."""
+    validation_tokens: Counter[str] = attrs.field(factory=Counter)
+    """Of validation groups, by what came of them: `committed`, `undone`, and `requeued` where they were dropped."""
     fenced: Counter[str] = attrs.field(factory=Counter)
     """Late results by reason."""
     forfeited: Counter[str] = attrs.field(factory=Counter)
     """Refills given up, by reason."""
     trained_tokens: int = 0
-    """Of groups that were committed, for good."""
+    """Of training groups that were committed, for good."""
     undone_tokens: int = 0
-    """Of groups whose commit was undone; once for each time that it was."""
+    """Of training groups whose commit was undone; once for each time that it was."""
     thrown_tokens: Counter[str] = attrs.field(factory=Counter)
-    """By reasons, such as `stale` or `stale, zero_variance`: a group's tokens count once."""
+    """Of training groups, by reasons, such as `stale` or `stale, zero_variance`: a group's tokens count once."""
     waited_ns: Counter[str] = attrs.field(factory=Counter)
     """Time in which a training `sample()` waited, by what it waited for."""
     trainer_ns: int = 0
@@ -161,6 +166,9 @@ class Stats:
     """Live groups by phase, at the end."""
     held_tokens: int
     """Yielded by the groups that are live."""
+    validation_live: Mapping[str, int]
+    """Of these groups, those of validation by phase."""
+    validation_held_tokens: int
     owed: int
     """Refills that are owed, at the end."""
 

@@ -169,6 +169,7 @@ class Tally:
         self._trained_until(self.last.at_ns)
         self._now.last_seq, self._now.last_at_ns = self.last.seq, self.last.at_ns
         failures = [Failure(*key, *counts) for key, counts in self._failures.items()]
+        validation = [group for group in self._groups.values() if not group.train]
         return Stats(
             first_seq=self._intervals[0].first_seq,
             last_seq=self.last.seq,
@@ -183,6 +184,8 @@ class Tally:
             ),
             live=Counter(str(group.phase) for group in self._groups.values()),
             held_tokens=sum(group.tokens for group in self._groups.values()),
+            validation_live=Counter(str(group.phase) for group in validation),
+            validation_held_tokens=sum(group.tokens for group in validation),
             owed=self._owed,
         )
 
@@ -243,6 +246,8 @@ class Tally:
         self._counted(group, 1)
         totals = self._now.totals
         totals["submitted"] += 1
+        if not group.train:
+            self._now.validation["submitted"] += 1
         if event.cause == "refill":
             totals["refills"] += 1
             self._owed -= 1
@@ -294,6 +299,8 @@ class Tally:
         tokens = group.take(event.trajectories, self._metric)
         now.totals["sessions_finished"] += 1
         now.totals["response_tokens"] += tokens
+        if not group.train:
+            now.validation["response_tokens"] += tokens
 
     def _session_failed(self, event: ev.SessionFailed, record: ev.Record) -> None:
         group = self._groups[event.group_id]
@@ -337,7 +344,8 @@ class Tally:
         if group.train:
             self._open -= len(group.open)
         self._now.totals[REQUEUED] += 1
-        self._now.thrown_tokens[REQUEUED] += group.tokens
+        dropped = self._now.thrown_tokens if group.train else self._now.validation_tokens
+        dropped[REQUEUED] += group.tokens
         self._counted(group, -1)
         group.start_over(event.weight_version)
         self._counted(group, 1)
@@ -423,13 +431,16 @@ class Tally:
         group_ids = self._batches.pop(event.batch)
         for group_id in group_ids:
             group = self._groups.pop(group_id)
-            now.trained_tokens += group.tokens
             now.totals[f"committed/{group.partition}"] += 1
             if self._marks:
                 self._aside.append((record.seq, group_id, group))
             if group.train:
+                now.trained_tokens += group.tokens
                 for fates in self._kinds(group):
                     fates.committed += 1
+            else:
+                now.validation["committed"] += 1
+                now.validation_tokens["committed"] += group.tokens
         now.totals["committed"] += len(group_ids)
         now.totals["batches_committed"] += 1
 
@@ -492,11 +503,14 @@ class Tally:
         then.totals[UNDONE] += 1
         then.totals["committed"] -= 1
         then.totals[f"committed/{group.partition}"] -= 1
-        then.trained_tokens -= group.tokens
-        then.undone_tokens += group.tokens
         if group.train:
+            then.trained_tokens -= group.tokens
+            then.undone_tokens += group.tokens
             for fates in self._kinds(group):
                 fates.committed -= 1
+        else:
+            then.validation.update({UNDONE: 1, "committed": -1})
+            then.validation_tokens.update({UNDONE: group.tokens, "committed": -group.tokens})
 
     def _exhausted_source(self, event: ev.SourceExhausted, record: ev.Record) -> None:
         self._exhausted = True

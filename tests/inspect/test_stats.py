@@ -79,7 +79,9 @@ def test_every_token_is_trained_on_or_thrown_away_or_held(records: list[ev.Recor
     seen = stats(records)
     whole = seen.whole
 
-    assert whole.totals["response_tokens"] == whole.trained_tokens + whole.thrown_tokens.total() + seen.held_tokens
+    ended = whole.trained_tokens + whole.validation_tokens["committed"]
+    thrown = whole.thrown_tokens.total() + whole.validation_tokens["requeued"]
+    assert whole.totals["response_tokens"] == ended + thrown + seen.held_tokens
 
 
 @given(strategies.logs())
@@ -118,8 +120,9 @@ def test_from_a_book_on_the_rest_is_counted(records: list[ev.Record], data: st.D
     assert counted(seen) == known(book.totals)
     assert dict(seen.live) == Counter(str(group.phase) for group in book.groups.values())
     assert seen.owed == len(book.credits)
-    spent = whole.trained_tokens + whole.thrown_tokens.total()
-    assert held + whole.totals["response_tokens"] == spent + seen.held_tokens
+    ended = whole.trained_tokens + whole.validation_tokens["committed"]
+    thrown = whole.thrown_tokens.total() + whole.validation_tokens["requeued"]
+    assert held + whole.totals["response_tokens"] == ended + thrown + seen.held_tokens
 
 
 def test_times_of_sessions_that_were_only_observed_are_not_known() -> None:

@@ -1,22 +1,26 @@
-"""What was undone stands apart in `stats`, and every sum adds up."""
+"""What was undone and what was validation stand apart in `stats`, and every sum adds up."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+import groupstate as gs
 from groupstate.cli import main
 from groupstate.core import events as ev
 from groupstate.core.folding import replayed
 from groupstate.core.phases import Phase
 from groupstate.core.rules import RULES_VERSION
 from groupstate.inspect.stats import stats
-from groupstate.inspect.tallies import UNDONE, Fates, Stats
-from groupstate.simulate.loop import EPOCH_NS
+from groupstate.inspect.tallies import REQUEUED, UNDONE, Fates, Stats
+from groupstate.log.file import FileLog
+from groupstate.simulate.loop import EPOCH_NS, VirtualLoop, run_virtual
 
 Kept = Callable[..., Path]
 STARTED = ev.RunStarted("r", {}, RULES_VERSION, 0, library="0.1")
@@ -142,7 +146,9 @@ def test_nothing_is_counted_below_zero(records: list[ev.Record], part: float, by
     seen = seen_from(records, int(part * len(records)), by)
 
     for interval in seen.intervals:
-        assert min(0, *interval.totals.values(), interval.trained_tokens, interval.undone_tokens) == 0
+        counters = (interval.totals, interval.validation, interval.validation_tokens, interval.thrown_tokens)
+        counts = [count for counter in counters for count in counter.values()]
+        assert min(0, *counts, interval.trained_tokens, interval.undone_tokens) == 0
     assert min((fates.committed for kinds in seen.survival.values() for fates in kinds.values()), default=0) >= 0
 
 
@@ -167,7 +173,9 @@ def test_what_comes_back_from_before_the_first_event_is_counted_as_what_was_ther
         row.response_tokens for g in [*base.groups.values(), *back] for s in g.sessions for row in s.trajectories
     )
     held = seen_from(records, cut).held_tokens
-    assert there + whole.totals["response_tokens"] == whole.trained_tokens + whole.thrown_tokens.total() + held
+    ended = whole.trained_tokens + whole.validation_tokens["committed"]
+    thrown = whole.thrown_tokens.total() + whole.validation_tokens[REQUEUED]
+    assert there + whole.totals["response_tokens"] == ended + thrown + held
 
 
 def gone_back() -> list[ev.AnyEvent]:
@@ -204,3 +212,116 @@ def test_that_a_commit_before_the_first_event_was_undone_is_not_counted() -> Non
 
     assert (seen.whole.totals["committed"], seen.whole.totals[UNDONE], seen.live) == (1, 0, {"finished": 1})
     assert seen.survival["cause"] == {"submit": Fates(1)}
+
+
+# What was validation -------------------------------------------------------------------------------------
+
+
+@given(runs(), st.integers(1, 3))
+def test_groups_and_tokens_of_each_partition_add_up(records: list[ev.Record], by: int) -> None:
+    seen = stats(records, by=by)
+    whole, totals, validation = seen.whole, seen.whole.totals, seen.whole.validation
+    live, held = sum(seen.validation_live.values()), seen.validation_held_tokens
+    dropped = whole.validation_tokens[REQUEUED]
+
+    assert validation["submitted"] == validation["committed"] + live
+    assert validation["response_tokens"] == whole.validation_tokens["committed"] + dropped + held
+    training = totals["submitted"] - validation["submitted"]
+    assert training == totals["committed/train"] + totals["evicted"] + sum(seen.live.values()) - live
+    generated = totals["response_tokens"] - validation["response_tokens"]
+    assert generated == whole.trained_tokens + whole.thrown_tokens.total() + seen.held_tokens - held
+
+
+@given(runs())
+def test_what_was_trained_on_is_what_survived(records: list[ev.Record]) -> None:
+    seen = stats(records)
+
+    for kinds in seen.survival.values():
+        assert sum(fates.committed for fates in kinds.values()) == seen.whole.totals["committed/train"]
+    assert seen.whole.totals["committed/val"] == seen.whole.validation["committed"]
+    assert replayed(records).totals["committed/val"] == seen.whole.validation["committed"]
+
+
+@pytest.fixture
+def validated(tmp_path: Path) -> Path:
+    """One group of two sessions of 10 tokens is trained on; fifty are validation, with 1,000 tokens a session."""
+    path = tmp_path / "validated"
+
+    async def session(ctx: gs.SessionContext) -> gs.Trajectory:
+        tokens = 1_000 if ctx.prompt.content == "v" else 10
+        return gs.Trajectory(response_ids=[1] * tokens, reward=float(ctx.session))
+
+    async def main(loop: VirtualLoop) -> None:
+        log = FileLog.create(path, inline=True, durability="os", now_ns=loop.clock_ns)
+        given = {"source": ["p"], "session": session, "group_size": 2, "clock_ns": loop.clock_ns}
+        async with gs.open_run(log=log, **given) as run:
+            await run.commit(await run.sample(1))
+            await run.validate(["v"] * 50)
+
+    run_virtual(main)
+    return path
+
+
+def test_validation_is_not_trained_on(validated: Path) -> None:
+    groups, tokens = rows("groups", validated), rows("tokens", validated)
+
+    assert groups == [
+        ["submitted", "51"],
+        ["... for validation", "50"],
+        ["trained on", "1 (100.0%)"],
+        ["thrown away", "0 (0.0%)"],
+        ["ended as validation", "50 (100.0%)"],
+    ]
+    assert tokens == [
+        ["generated", "100020", "100.0%"],
+        ["... for validation", "100000", "100.0%"],
+        ["trained on", "20", "0.0%"],
+        ["ended as validation", "100000", "100.0%"],
+    ]
+    assert [row[1:3] for row in rows("survival by reward", validated)] == [["1", "1"]]
+
+
+def test_an_interval_says_how_much_of_it_was_validation(validated: Path) -> None:
+    names = ("submitted", "for validation", "trained on", "ended as validation")
+    tokens = ("tokens", "tokens for validation", "trained")
+
+    assert intervals(validated, *names) == [["51", "50", "1", "50"]]
+    assert intervals(validated, *tokens) == [["100020", "100000", "20"]]
+
+
+def test_json_has_validation_beside_the_totals(validated: Path) -> None:
+    result = CliRunner().invoke(main, ["stats", str(validated), "--json"])
+    whole = json.loads(result.stdout)["whole"]
+
+    assert whole["trained_tokens"] == 20
+    assert whole["validation"] == {"committed": 50, "response_tokens": 100_000, "submitted": 50}
+    assert whole["validation_tokens"] == {"committed": 100_000}
+
+
+def test_validation_that_is_live_started_over_or_came_back_is_told_apart(kept: Kept) -> None:
+    begun = [replace(event, size=2) if isinstance(event, ev.GroupSubmitted) else event for event in whole_of("b")[:-1]]
+    run = kept(
+        STARTED, ev.CheckpointMarked(1, 0, 1), *whole_of("a"), *committed("a", 1, partition=ev.VALIDATION), *begun,
+        ev.GroupRequeued("b", "why not"), ev.RunRecovered({}, RULES_VERSION, 0, 1), ev.RunRewound(1, 2, 0, 2),
+    )  # fmt: skip
+
+    assert rows("groups", run) == [
+        ["submitted", "2"],
+        ["... for validation", "2"],
+        ["trained on", "0"],
+        ["thrown away", "0"],
+        ["validation undone by going back", "1"],
+        ["live validation, finished", "1"],
+        ["live validation, pending", "1"],
+        ["started over", "1"],
+    ]
+    assert rows("tokens", run) == [
+        ["generated", "20", "100.0%"],
+        ["... for validation", "20", "100.0%"],
+        ["of validation that started over", "10", "50.0%"],
+        ["of live validation", "10", "50.0%"],
+    ]
+
+
+def whole_of(name: str) -> list[ev.AnyEvent]:
+    return ended(name, partition=ev.VALIDATION)
