@@ -9,6 +9,8 @@ import pytest
 from playwright.sync_api import Page
 
 from groupstate.core import events as ev
+from groupstate.core.rules import RULES_VERSION
+from tests.page.made_runs import write
 from tests.page.seen import column, go_to, legend, phases_at, settle, text, tile
 
 PHASES = ("pending", "running", "finished", "failure", "sampled", "evicted", "committed")
@@ -32,6 +34,37 @@ def test_the_page_shows_the_run_as_it_was_at_the_slider(
             shown = int(row.locator(".value").inner_text().split()[0].replace(",", ""))
             assert shown == sum(reason in reasons for reasons in evicted), (seq, reason)
         assert text(page, "#groups-count") == str(sum(expected.values()))
+
+
+def test_validation_is_told_apart_from_what_was_trained_on(tmp_path: Path, show_run: Callable[..., Page]) -> None:
+    events: list[ev.AnyEvent] = [ev.RunStarted("r", {}, RULES_VERSION, 0)]
+    for number, (name, partition) in enumerate([("a", ev.TRAIN), ("b", ev.VALIDATION), ("c", ev.VALIDATION)], 1):
+        events += [
+            ev.GroupSubmitted(name, 1, partition, 0, 1, "submit"),
+            ev.SessionStarted(name, 0, 1),
+            ev.SessionFinished(name, 0, 1, (ev.TrajectoryRecord(0, {"reward": 1.0}),)),
+            ev.GroupFinished(name),
+            ev.BatchRequested(number, partition, 1, 0),
+            ev.BatchSampled(number, number, partition, (name,), 0, (0,)),
+            ev.BatchCommitted(number),
+        ]
+    kept = [ev.Record(seq, seq * 1_000_000, event) for seq, event in enumerate(events, 1)]
+    page = show_run(write(tmp_path / "run", kept, prompts=None))
+
+    assert [tile(page, title) for title in ("Submitted", "Trained on", "Validation")] == [3, 1, 2]
+    assert "100 % of training" in page.locator("#tiles").inner_text()
+    page.select_option("#partition", label=ev.VALIDATION)
+    settle(page)
+    assert [tile(page, title) for title in ("Submitted", "Validation")] == [2, 2]
+    assert "Trained on" not in page.locator("#tiles").inner_text()
+    page.select_option("#partition", label=ev.TRAIN)
+    settle(page)
+    assert [tile(page, title) for title in ("Submitted", "Trained on")] == [1, 1]
+    assert "Validation" not in page.locator("#tiles").inner_text()
+    for group, words in enumerate(["it is trained on", "it ended as validation"]):
+        page.evaluate("(group) => document.groupstate.choose(group)", group)
+        settle(page)
+        assert words in page.locator(".events").first.inner_text()
 
 
 def test_histograms_count_what_the_log_holds_at_the_slider(

@@ -107,7 +107,8 @@ class OneGroup {
         const at = run.takenAt(group, seq);
         add(seq, at < 0 ? "sampled" : `sampled into batch ${taken.of("batch")[at]}, lag ${taken.of("lag")[at]}`);
       } else if (phase === COMMITTED) {
-        add(seq, "committed: it is trained on, and has left");
+        const trained = meta.partitions[run.tables.groups.of("partition")[group]] === "train";
+        add(seq, trained ? "committed: it is trained on, and has left" : "committed: it ended as validation, and has left");
       }
       last = phase;
     }

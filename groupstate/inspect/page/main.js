@@ -154,14 +154,13 @@ function showMoment(view) {
 }
 
 function showTiles(view) {
-  const { run, seq, sums, partition } = view, all = sums.reduce((sum, value) => sum + value, 0);
+  const { run, seq, sums, partition } = view;
   const waited = run.waited(seq, partition), passed = run.timeOf(seq);
   const tiles = [
-    ["Submitted", count(all), "groups"],
+    ["Submitted", count(added(sums)), "groups"],
     ["In flight", count(sums[PENDING] + sums[RUNNING]), "pending or running"],
     ["Waiting", count(sums[FINISHED] + sums[FAILURE]), "ended, not sampled"],
-    ["Trained on", count(sums[COMMITTED]), all ? `${percent(sums[COMMITTED], all)} of submitted` : "committed"],
-    ["Evicted", count(sums[EVICTED]), all ? `${percent(sums[EVICTED], all)} of submitted` : "thrown away"],
+    ...committedTiles(view),
     ["Tokens", brief(run.tokensAt(seq)), "of answers"],
     ["Trainer waited", span(waited) || "0 s", passed > 0 ? `${percent(waited, passed)} of the time` : "for batches"],
   ];
@@ -169,11 +168,30 @@ function showTiles(view) {
   if (place.children.length !== tiles.length) {
     place.replaceChildren(...tiles.map(([title]) =>
       el("div", { class: "tile" }, el("h3", {}, title), el("p", { class: "figure" }), el("p", { class: "muted" }))));
+    place.classList.toggle("more", tiles.length > 7);
   }
-  tiles.forEach(([, figure, words], at) => {
+  tiles.forEach(([title, figure, words], at) => {
+    setText(place.children[at].children[0], title);
     setText(place.children[at].children[1], figure);
     setText(place.children[at].children[2], words);
   });
+}
+
+const added = (sums) => sums.reduce((sum, value) => sum + value, 0);
+
+// Only training groups are trained on or thrown away; groups of validation end as that.
+function committedTiles({ run, seq, sums, partition }) {
+  const train = run.meta.partitions.indexOf("train");
+  const none = new Array(PHASES).fill(0), training = train < 0 ? none : run.phasesAt(seq, train);
+  const all = added(training), share = run.meta.partitions.length > 1 ? "of training" : "of submitted";
+  const trained = [
+    ["Trained on", count(training[COMMITTED]), all ? `${percent(training[COMMITTED], all)} ${share}` : "committed"],
+    ["Evicted", count(training[EVICTED]), all ? `${percent(training[EVICTED], all)} ${share}` : "thrown away"],
+  ];
+  const validated = sums[COMMITTED] - (partition < 0 ? training[COMMITTED] : 0);
+  const ended = [["Validation", count(validated), "groups that ended"]];
+  if (partition >= 0) return partition === train ? trained : ended;
+  return added(sums) > all ? [...trained, ...ended] : trained;
 }
 
 function showRun(run) {

@@ -7,7 +7,7 @@ const PHASE_WORDS = {
   failure: "ended, and sessions failed",
   sampled: "in a batch that is with the trainer",
   evicted: "thrown away untrained",
-  committed: "trained on; done with",
+  committed: "trained on, or ended as validation; done with",
 };
 // From the bottom of the stack to its top. Colours are those of Okabe and Ito, told apart by everybody.
 const STACK = [SAMPLED, FAILURE, FINISHED, RUNNING, PENDING, COMMITTED, EVICTED];
