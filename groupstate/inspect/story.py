@@ -302,7 +302,9 @@ class _Teller:
         if event.batch not in self.batches:
             return ""
         if isinstance(event, ev.BatchCommitted):
-            return f"batch {event.batch} was committed: it is trained on, and has left"
+            assert self.last is not None
+            end = "it is trained on" if self.last.partition == ev.TRAIN else "it ended as validation"
+            return f"batch {event.batch} was committed: {end}, and has left"
         assert after is not None
         why = one_line(event.reason) or "no reason given"
         return f"batch {event.batch} came back untrained ({why}): {self._standing(after)}"

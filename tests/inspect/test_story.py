@@ -99,6 +99,16 @@ def test_the_life_of_a_group_from_its_submission_to_its_commit() -> None:
     ]
 
 
+def test_a_group_of_validation_is_not_called_trained_on() -> None:
+    requested = ev.BatchRequested(1, ev.VALIDATION, 1, 0)
+    sampled = ev.BatchSampled(1, 1, ev.VALIDATION, ("a",), 0, (0,))
+    begun = [submit("a", partition=ev.VALIDATION), ev.SessionStarted("a", 0, 1), finish("a"), ev.GroupFinished("a")]
+
+    assert last(log(begun, requested, sampled, ev.BatchCommitted(1))) == (
+        "batch 1 was committed: it ended as validation, and has left"
+    )
+
+
 def test_an_eviction_and_the_group_in_its_place() -> None:
     evicted = ev.GroupEvicted("a", ("stale", "zero_variance"), 2, 1, 0.7, "acc")
     rules = Rules(lag_max=1, filter_metric="acc")
