@@ -24,8 +24,8 @@ KINDS = {
     "cause": "submitted by",
     "prompt_length": "characters of the prompt",
     "answer_tokens": "tokens of an answer",
-    "reward": "mean reward",
 }
+"""Kinds of groups -> what their column is called; the reward's is the metric's."""
 
 
 @click.command("stats", short_help="Say where groups, tokens and time went.")
@@ -87,7 +87,7 @@ def stats_sections(seen: Stats) -> list[Section]:
         ),
         Section("late results", (), _counts(whole.fenced)),
         Section("credits", (), list(_credits(seen))),
-        *(_survival(name, seen) for name in KINDS),
+        *_survivals(seen),
         _intervals(seen),
     ]
 
@@ -191,15 +191,19 @@ def _credits(seen: Stats) -> Iterator[tuple[str, str]]:
     yield "owed", str(seen.owed)
 
 
-def _survival(name: str, seen: Stats) -> Section:
-    kinds = seen.survival[name]
-    trivial = len(kinds) < 2 and name in ("dataset", "cause")
+def _survivals(seen: Stats) -> list[Section]:
+    metric = name_of(seen.metric)
+    told = [_survival(name.replace("_", " "), heading, seen.survival[name]) for name, heading in KINDS.items()]
+    return [*told, _survival(metric, f"mean {metric}", seen.survival["reward"])]
+
+
+def _survival(name: str, heading: str, kinds: Mapping[Any, Fates]) -> Section:
+    trivial = len(kinds) < 2 and heading in (KINDS["dataset"], KINDS["cause"])
     rows = [
         (_named(key), str(f.count), str(f.committed), f"{f.survival:.0%}", _reasons(f)) for key, f in _sorted(kinds)
     ]
-    heading = KINDS[name] if name != "reward" else f"mean {seen.metric}"
     columns = (heading, "groups that left", "trained on", "share", "thrown away")
-    return Section(f"survival by {name.replace('_', ' ')}", columns, [] if trivial else _cut(rows, KINDS_MAX))
+    return Section(f"survival by {name}", columns, [] if trivial else _cut(rows, KINDS_MAX))
 
 
 def _sorted(kinds: Mapping[Any, Fates]) -> list[tuple[Any, Fates]]:

@@ -26,7 +26,7 @@ def stats(
         metric: of the trajectories, to tell as the reward; the rules' filter metric where they have one, else `reward`.
 
     Raises:
-        BadInput: there are no records, or `by` isn't a number of versions.
+        BadInput: there are no records, `by` isn't a number of versions, or no session that has ended has the `metric`.
         LogError: they aren't those of a run.
     """
     integer_or_none("by", by, least=1, wanted="a number of weight versions, an integer", error=BadInput)

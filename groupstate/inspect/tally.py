@@ -33,6 +33,7 @@ from groupstate.inspect.tallies import (
     reward_bucket,
     whole_of,
 )
+from groupstate.inspect.unknown import unknown_metric
 from groupstate.inspect.words import one_line
 
 INTERVALS_MAX: Final = 40
@@ -80,8 +81,10 @@ class Tally:
         self._trainer_since_ns: int | None = None
         self._fixed = by is not None
         self._by = by or 1
-        self._metric = metric or "reward"
+        self._metric = "reward" if metric is None else metric
         self._metric_said = metric is not None
+        self._metrics: set[str] | None = None if metric is None else set()
+        """Those that sessions ended with, where one is asked for."""
         self._intervals: list[Interval] = []
         self._now = Interval(1, 0, 0, 1, 0, 0, 0)
         self._version = 0
@@ -126,6 +129,9 @@ class Tally:
             known = self._groups[name] = Followed.known(group, self._metric)
             self._counted(known, 1)
             self._open += len(known.open) if known.train else 0
+        for group in [*book.aside.values(), *book.groups.values()]:
+            for session in group.sessions:
+                self._note_metrics(session.trajectories)
         self._look_for_waits(book.last_at_ns)
 
     def _begin(self, seq: int, at_ns: int) -> None:
@@ -166,6 +172,7 @@ class Tally:
     def result(self) -> Stats:
         if self.last is None:
             raise BadInput("there is no event, so there is nothing to count")
+        self._check_metric()
         self._trained_until(self.last.at_ns)
         self._now.last_seq, self._now.last_at_ns = self.last.seq, self.last.at_ns
         failures = [Failure(*key, *counts) for key, counts in self._failures.items()]
@@ -188,6 +195,21 @@ class Tally:
             validation_held_tokens=sum(group.tokens for group in validation),
             owed=self._owed,
         )
+
+    def _check_metric(self) -> None:
+        """
+        Raises:
+            BadInput: one was asked for that no session ended with, though some have ended.
+        """
+        if self._metrics is None or self._metric in self._metrics:
+            return
+        if self._metrics or any(interval.totals["sessions_finished"] for interval in self._intervals):
+            raise unknown_metric(self._metric, self._metrics)
+
+    def _note_metrics(self, rows: tuple[ev.TrajectoryRecord, ...]) -> None:
+        """A session ended with these."""
+        if self._metrics is not None and rows:
+            self._metrics.update(rows[-1].metrics)
 
     # Waiting
 
@@ -296,6 +318,7 @@ class Tally:
             if len(slow) < SLOWEST or seconds > slow[0][0]:
                 entry = (seconds, record.seq, event.group_id, event.session, event.attempt)
                 (heapq.heappush if len(slow) < SLOWEST else heapq.heappushpop)(slow, entry)
+        self._note_metrics(event.trajectories)
         tokens = group.take(event.trajectories, self._metric)
         now.totals["sessions_finished"] += 1
         now.totals["response_tokens"] += tokens

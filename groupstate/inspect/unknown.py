@@ -1,8 +1,14 @@
-"""A group that nothing can be told of: never submitted, or what is told of it is gone."""
+"""What was asked for and can't be told: a group that was never submitted or is gone, a metric that no session has."""
 
-from groupstate.core.near import near
-from groupstate.errors import UnknownGroup
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+from groupstate.core.near import meant, near
+from groupstate.errors import BadInput, UnknownGroup
 from groupstate.inspect.words import counted, joined
+
+METRICS_NAMED_MAX: Final = 20
 
 
 def unknown_group(
@@ -25,3 +31,14 @@ def unknown_group(
 def _some(submitted: dict[str, None]) -> str:
     first = [repr(group_id) for group_id in submitted][:3]
     return f", such as {joined(first)}" if first else ""
+
+
+def unknown_metric(metric: str, known: Iterable[str]) -> BadInput:
+    """The error for it, with the metrics that there are."""
+    names = sorted(known)
+    if not names:
+        return BadInput(f"no session ended with a metric {metric!r}, or with any other")
+    named = [repr(name) for name in islice(names, METRICS_NAMED_MAX)]
+    more = [f"{len(names) - len(named)} more"] if len(names) > len(named) else []
+    there = f"there {'is' if len(names) == 1 else 'are'} {joined([*named, *more])}"
+    return BadInput(f"no session ended with a metric {metric!r}; {there}{meant(metric, names)}")

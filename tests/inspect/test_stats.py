@@ -436,9 +436,56 @@ def test_a_wait_is_told_from_a_book_on(before: tuple[ev.AnyEvent, ...], cause: s
 
 
 def test_another_metric_is_told_where_it_is_named() -> None:
-    seen = stats(left(), metric="reward")
+    events = [started(filter_metric="acc"), submit("a"), finish("a", reward=0.5), ev.GroupFinished("a")]
+    seen = stats(
+        at_seconds(*((0, event) for event in [*events, ev.GroupEvicted("a", ("stale",), 1, 1)])), metric="reward"
+    )
 
-    assert list(seen.survival["reward"]) == [reward_bucket(None)]
+    assert (seen.metric, list(seen.survival["reward"])) == ("reward", [reward_bucket(0.5)])
+
+
+def ended_with(*names: str) -> list[ev.Record]:
+    """A session that ended with these metrics; the last event is a publication."""
+    row = ev.TrajectoryRecord(0, dict.fromkeys(names, 1.0), 3, 10)
+    events = [started(), submit("a"), ev.SessionStarted("a", 0, 1), ev.SessionFinished("a", 0, 1, (row,))]
+    return at_seconds(*((0, event) for event in [*events, ev.GroupFinished("a"), ev.WeightsPublished(1)]))
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "said"),
+    [
+        (["acc", "reward"], "rewrad", "metric 'rewrad'; there are 'acc' and 'reward' (did you mean 'reward'?)"),
+        (["reward"], "x", "metric 'x'; there is 'reward'"),
+        (["reward"], "", "metric ''; there is 'reward'"),
+        ([], "reward", "metric 'reward', or with any other"),
+        ([f"m{n:02}" for n in range(23)], "x", "'m19' and 3 more"),
+    ],
+)
+def test_a_metric_that_no_session_has_is_refused_with_those_that_there_are(
+    there: list[str], asked: str, said: str
+) -> None:
+    with pytest.raises(BadInput, match="no session ended with a") as caught:
+        stats(ended_with(*there), metric=asked)
+    assert str(caught.value).endswith(said)
+
+
+def test_groups_from_before_the_first_event_say_which_metrics_there_are() -> None:
+    records = ended_with("acc")
+    rest, base = records[-1:], replayed(records[:-1])
+
+    assert stats(rest, base, metric="acc").metric == "acc"
+    with pytest.raises(BadInput, match="there is 'acc'"):
+        stats(rest, base, metric="x")
+
+
+def test_before_a_session_has_ended_no_metric_is_refused() -> None:
+    assert stats(ended_with("reward")[:3], metric="acc").metric == "acc"
+
+
+def test_the_rules_metric_is_not_refused_where_no_session_has_it() -> None:
+    records = [*at_seconds((0, started(filter_metric="acc"))), *ended_with("reward")[1:]]
+
+    assert stats(records).metric == "acc"
 
 
 @pytest.mark.parametrize(
@@ -546,21 +593,30 @@ def test_the_command_tells_it_in_sections(kept: Kept) -> None:
         "credits\towed\t1",
         "survival by dataset\tmath\t1\t1\t100%\t",
         "survival by prompt length\t2 to 4\t1\t0\t0%\t1 stale, zero_variance",
-        "survival by reward\tnone\t1\t0\t0%\t1 failed",
+        "survival by acc\tnone\t1\t0\t0%\t1 failed",
     ):
         assert line in out
-    assert "# survival by reward\tmean acc\tgroups that left\ttrained on\tshare\tthrown away" in out
+    assert "# survival by acc\tmean acc\tgroups that left\ttrained on\tshare\tthrown away" in out
     assert next(line for line in out if line.startswith("intervals\t")).split("\t")[1:4] == ["0", "1", "1-23"]
 
 
 def test_the_command_gives_json_and_takes_a_size_and_a_metric(driven: Path) -> None:
-    found = json.loads(call(driven, "--json", "--by", "1", "--metric", "length").stdout)
+    found = json.loads(call(driven, "--json", "--by", "1", "--metric", "reward").stdout)
 
-    assert (found["by"], found["metric"], len(found["intervals"])) == (1, "length", 2)
+    assert (found["by"], found["metric"], len(found["intervals"])) == (1, "reward", 2)
     assert found["whole"]["totals"]["evicted/zero_variance"] == 1
-    assert [kind["kind"] for kind in found["survival"]["reward"]] == [None]
+    assert [kind["kind"] for kind in found["survival"]["reward"]] == [[0.0, 0.1], [0.5, 0.6], [0.7, 0.8]]
     assert found["whole"]["sessions_s"].keys() == {"count", "total", "p50", "p90", "p99", "most"}
     assert call(driven, "--by", "0").exit_code == 2
+
+
+def test_the_command_refuses_a_metric_that_the_run_does_not_have(driven: Path) -> None:
+    result = call(driven, "--metric", "rewrad")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "groupstate: no session ended with a metric 'rewrad'; there is 'reward' (did you mean 'reward'?)\n"
+    )
 
 
 def test_refills_say_how_many_of_them_were_trained_on(kept: Kept) -> None:
