@@ -222,6 +222,9 @@ def show(run: Path, at: str | None, by_position: bool, as_json: bool) -> None:
     Times are those of the log: an age is counted up to its last event (or to the one named by --at). The row
     `last event` alone looks at this machine's clock: it says for how long an open run has written nothing.
 
+    Totals count what happened, in all partitions. Of commits that going back to a mark undid, `batches_committed`
+    counts the batches still; `committed` and `committed/train` no longer count their groups.
+
     PLACE is an event's number; a time in UTC as `log` prints it, or only its HH:MM:SS where the run was there once
     (the last event up to then counts); the time since the first event (+90s, +5m, +2h); version:N or
     version:N/LINEAGE, the event with which that weight version became the current one; start or end.

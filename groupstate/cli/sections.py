@@ -25,7 +25,7 @@ def overview_sections(seen: Overview, now_ns: int | None = None) -> list[Section
                 for part in seen.partitions
             ],
         ),
-        Section("totals", (), _named(seen.totals)),
+        Section("totals", (), _totals(seen.totals)),
         Section(
             "waiting",
             ("request", "partition", "groups", "for"),
@@ -100,6 +100,14 @@ def quiet_for(at_ns: int, now_ns: int | None) -> str:
     if now_ns is None or not 0 < at_ns <= now_ns:
         return ""
     return f"{span_of((now_ns - at_ns) / 1e9)} ago"
+
+
+TOLD_BESIDE = {"batches_committed": "commits of all partitions, those that were undone among them"}
+"""Totals that don't fit the groups beside them -> why."""
+
+
+def _totals(counts: Mapping[str, int]) -> list[tuple[str, ...]]:
+    return [(name, count, *([TOLD_BESIDE[name]] if name in TOLD_BESIDE else [])) for name, count in _named(counts)]
 
 
 def _named(counts: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -54,7 +54,9 @@ class Overview:
     header: Header
     partitions: tuple[PartitionCounts, ...]
     totals: dict[str, int]
-    """Counts since the log began."""
+    """Counts of what happened since the log began, in all partitions. What going back to a mark undid is taken off
+    `committed` and `committed/PARTITION`, which count groups, and off no other: `batches_committed` counts every
+    commit."""
     waits: tuple[Explanation, ...]
     """Per partition: the groups in flight, and what its oldest waiting `sample()` waits for."""
     requests: tuple[tuple[int, str, int, float], ...]

@@ -197,6 +197,19 @@ def test_show_as_a_table_and_as_json(driven: Path) -> None:
     assert seen["partitions"][0]["phases"]["finished"] == 6
 
 
+def test_show_says_which_commits_the_batches_are_counted_by(kept: Kept) -> None:
+    events = [
+        submit("a"), ev.SessionStarted("a", 0, 1), ev.SessionFinished("a", 0, 1, (ev.TrajectoryRecord(0),)),
+        ev.GroupFinished("a"), ev.BatchRequested(1, ev.TRAIN, 1, 0),
+        ev.BatchSampled(1, 1, ev.TRAIN, ("a",), 0, (0,)), ev.BatchCommitted(1),
+    ]  # fmt: skip
+    back = [ev.RunRecovered({}, RULES_VERSION, 0, 1), ev.RunRewound(1, 2, 0, 2)]
+    out = lines("show", kept(STARTED, ev.CheckpointMarked(1, 0, 1), *events, *back))
+
+    assert "totals\tbatches_committed\t1\tcommits of all partitions, those that were undone among them" in out
+    assert [line for line in out if line.startswith("totals\tcommitted")] == []
+
+
 def test_show_at_an_event(driven: Path) -> None:
     assert json.loads(call("show", driven, "--at", 3, "--json").stdout)["header"]["seq"] == 3
     result = call("show", driven, "--at", 9999)
