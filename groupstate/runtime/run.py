@@ -39,7 +39,7 @@ from groupstate.runtime.handles import GroupHandle
 from groupstate.runtime.ledger import CANCELLED, Ledger
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.rollout import Rollout
-from groupstate.runtime.sampler import Sampler, check_partition
+from groupstate.runtime.sampler import Patience, Sampler, check_partition
 from groupstate.runtime.tracking import TrackerState, Tracking
 from groupstate.runtime.turns import TrainerTurn
 from groupstate.runtime.validation import validated
@@ -245,18 +245,30 @@ class Run:
 
         return self.in_loop(look)
 
-    async def wait_changed(self) -> None:
+    async def wait_changed(self, *, timeout_s: float | None = None) -> bool:
         """Wait until something has happened in the run.
+
+        Returns:
+            False if nothing has within `timeout_s` seconds.
 
         Raises:
             RunIsClosed: the run is closed.
             LogFailed: the log has failed.
+            BadInput: `timeout_s` is no duration.
         """
+        return await self._wait_changed(self._controller.changed.count, timeout_s)
+
+    async def _wait_changed(self, seen: int, timeout_s: float | None) -> bool:
+        """As `wait_changed`, for who has seen so many changes; at once if there are more."""
         self._need_loop("wait for a change")
         self._need_log("wait for a change")
         self._need_sound_log()
-        await self._controller.changed.wait()
+        patience, changed = Patience.of(timeout_s), self._controller.changed
+        if changed.count == seen:
+            with anyio.move_on_at(patience.until):
+                await changed.wait()
         self._need_sound_log()
+        return changed.count != seen
 
     async def sample(
         self,

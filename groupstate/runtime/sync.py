@@ -4,6 +4,7 @@ The run lives on an event loop in a thread of its own; sessions and engines run 
 """
 
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -15,7 +16,7 @@ from groupstate.core.events import TRAIN
 from groupstate.core.explain import Explanation
 from groupstate.core.frontier import SourceFrontier
 from groupstate.core.rules import Rules
-from groupstate.engines.port import SamplingParams, Weights
+from groupstate.engines.port import Engine, SamplingParams, Weights
 from groupstate.errors import RunIsClosed
 from groupstate.runtime import opening, turns
 from groupstate.runtime.handles import GroupHandle
@@ -28,12 +29,18 @@ Args = TypeVarTuple("Args")
 
 
 class Run:
-    """Blocking twin of `groupstate.Run`; see there for what the calls do and raise."""
+    """Blocking twin of `groupstate.Run`; see there for what the calls do and raise.
+
+    All of them may be called from any thread but the one of the run's event loop, where sessions run. They are answered
+    on that loop, between two events; only `book` is looked at from outside, and may be seen in the middle of a change:
+    `run.in_loop(lambda: ...)` looks at it there.
+    """
 
     def __init__(self, inner: AsyncRun, portal: anyio.from_thread.BlockingPortal) -> None:
         self._inner = inner
         self._portal = portal
         self._left = False
+        self._seen = _Seen()
 
     def _call(self, function: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
         """Call on the run's event loop and wait.
@@ -56,7 +63,7 @@ class Run:
 
         return self._call(look)
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """The block is being left; nothing can be called from here on."""
         self._left = True
 
@@ -75,6 +82,10 @@ class Run:
     @property
     def weight_version(self) -> int:
         return self._inner.weight_version
+
+    @property
+    def engine(self) -> Engine | None:
+        return self._inner.engine
 
     def sampleable_count(self, partition: str = TRAIN) -> int:
         return self._look(self._inner.sampleable_count, partition)
@@ -98,11 +109,52 @@ class Run:
     def track(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         self._inner.track(metrics, step=step)
 
-    def submit(self, prompt: Any, **options: Any) -> GroupHandle:
-        return self._inner.submit(prompt, **options)
+    def submit(
+        self,
+        prompt: Any,
+        *,
+        n: int | None = None,
+        group_id: str | None = None,
+        partition: str = TRAIN,
+        dataset: str | None = None,
+        weight_version: int | None = None,
+        target_version: int | None = None,
+    ) -> GroupHandle:
+        return self._inner.submit(
+            prompt,
+            n=n,
+            group_id=group_id,
+            partition=partition,
+            dataset=dataset,
+            weight_version=weight_version,
+            target_version=target_version,
+        )
 
     def pending(self) -> list[GroupHandle]:
-        return self._inner.pending()
+        self._need_block()
+        changed = self._inner._controller.changed
+
+        def look() -> tuple[int, list[GroupHandle]]:
+            return changed.count, self._inner.pending()
+
+        self._seen.count, groups = self._inner.in_loop(look)
+        return groups
+
+    def wait_changed(self, *, timeout_s: float | None = None) -> bool:
+        """Wait until something has happened since this thread last called `pending` or `wait_changed`: what happens
+        between the two calls of a loop isn't missed.
+
+        Returns:
+            False if nothing has within `timeout_s` seconds.
+        """
+        changed, seen = self._inner._controller.changed, self._seen.count
+
+        async def wait() -> tuple[int, bool]:
+            came = await self._inner._wait_changed(changed.count if seen is None else seen, timeout_s)
+            return changed.count, came
+
+        self._seen.count, came = self._call(wait)
+        return came
 
     def sample(
         self,
@@ -169,6 +221,19 @@ class Run:
     def final_mark(self) -> CheckpointMark | None:
         return self._inner.final_mark
 
+    def hurry(self) -> None:
+        self._inner.hurry()
+
+    def in_loop(self, function: Callable[[], T]) -> T:
+        self._need_block()
+        return self._inner.in_loop(function)
+
+
+class _Seen(threading.local):
+    """How many changes this thread has seen; None if it never looked."""
+
+    count: int | None = None
+
 
 class TrainerTurn:
     """Blocking twin of the turn that `groupstate.Run.trainer_turn` gives."""
@@ -199,4 +264,4 @@ def open_run(path: Any = None, **options: Any) -> Iterator[Run]:
         try:
             yield run
         finally:
-            run.leave()
+            run._leave()

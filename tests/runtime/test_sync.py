@@ -1,13 +1,23 @@
 """The blocking twin."""
 
+import inspect
 import threading
 
+import anyio
 import anyio.lowlevel
 import pytest
 
 import groupstate.sync
 from groupstate import Rules, SamplingParams, Trajectory
-from groupstate.errors import BadSettings, NotEnoughGroups, RunIsClosed, SampleTimeout, UnknownBatch, UnknownGroup
+from groupstate.errors import (
+    BadInput,
+    BadSettings,
+    NotEnoughGroups,
+    RunIsClosed,
+    SampleTimeout,
+    UnknownBatch,
+    UnknownGroup,
+)
 
 
 async def half_right(ctx):
@@ -102,3 +112,114 @@ def test_a_run_whose_block_was_left_says_so():
     run.close()
     with pytest.raises(RunIsClosed, match="the block of open_run was left"):
         run.sample(1)
+
+
+def public(kind: type) -> dict[str, object]:
+    return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+
+
+def test_a_blocking_run_has_the_methods_and_properties_of_a_run():
+    attribute = "engine"  # Of each run, so the class doesn't have it.
+
+    assert sorted(public(groupstate.sync.Run)) == sorted([*public(groupstate.Run), attribute])
+
+
+@pytest.mark.parametrize("name", [name for name, value in public(groupstate.Run).items() if callable(value)])
+def test_a_method_of_a_blocking_run_takes_what_the_run_takes(name):
+    def taken(kind: type) -> list[tuple[str, object, object]]:
+        parameters = inspect.signature(getattr(kind, name)).parameters.values()
+        return [(parameter.name, parameter.kind, parameter.default) for parameter in parameters]
+
+    assert taken(groupstate.sync.Run) == taken(groupstate.Run)
+
+
+def test_waiting_for_a_change_blocks_until_something_happens():
+    with groupstate.sync.open_run(group_size=1) as run:
+        threading.Timer(0.05, lambda: run.submit("p", group_id="a")).start()
+
+        while run.wait_changed(timeout_s=30) and not run.pending():
+            pass
+
+        assert [group.id for group in run.pending()] == ["a"]
+
+
+def test_waiting_for_a_change_that_does_not_come_ends_with_its_time():
+    with groupstate.sync.open_run() as run:
+        run.pending()
+
+        assert run.wait_changed(timeout_s=0.01) is False
+        with pytest.raises(BadInput, match="timeout_s is -1"):
+            run.wait_changed(timeout_s=-1)
+
+
+def test_what_happens_between_a_look_and_the_wait_is_not_missed():
+    with groupstate.sync.open_run(group_size=1) as run:
+        assert run.pending() == []
+        run.submit("p")
+
+        assert run.wait_changed(timeout_s=30)
+        assert not run.wait_changed(timeout_s=0.01), "it has been seen"
+
+
+def test_each_thread_hears_of_a_change():
+    def wait() -> None:
+        run.pending()
+        looked.wait(30)
+        submitted.wait(30)
+        heard.append(run.wait_changed(timeout_s=30))
+
+    heard: list[bool] = []
+    looked, submitted = threading.Barrier(3), threading.Event()
+    with groupstate.sync.open_run() as run:
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        looked.wait(30)
+        run.submit("p")
+        submitted.set()
+        for thread in threads:
+            thread.join(30)
+
+    assert heard == [True, True]
+
+
+def test_who_waits_for_a_change_hears_that_the_run_is_closed():
+    def dispatch() -> None:
+        try:
+            while True:
+                run.pending()
+                waits.set()
+                run.wait_changed(timeout_s=30)
+        except RunIsClosed as error:
+            heard.append(error)
+
+    heard: list[RunIsClosed] = []
+    waits = threading.Event()
+    with groupstate.sync.open_run() as run:
+        dispatcher = threading.Thread(target=dispatch)
+        dispatcher.start()
+        waits.wait(30)
+    dispatcher.join(30)
+
+    assert len(heard) == 1
+
+
+def test_a_function_in_the_loop_sees_the_book_between_two_events():
+    here = threading.get_ident()
+    with groupstate.sync.open_run(group_size=1) as run:
+        run.submit("p", group_id="a")
+
+        assert run.in_loop(lambda: (threading.get_ident() != here, list(run.book.groups))) == (True, ["a"])
+    with pytest.raises(RunIsClosed):
+        run.in_loop(dict)
+
+
+def test_a_run_in_a_hurry_gives_sessions_no_time():
+    async def forever(ctx):
+        await anyio.sleep(600)
+
+    with groupstate.sync.open_run(source=["p"], session=forever, group_size=1) as run:
+        run.hurry()
+        run.close()
+
+        assert run.book.closed

@@ -7,7 +7,14 @@ import pytest
 
 from groupstate import Capacity, PerBatch, Rules, Slots, Trajectory
 from groupstate.core.invariants import violations
-from groupstate.errors import EvictionStreak, MissingMetric, NotEnoughGroups, RefillLimitExceeded, RunIsClosed
+from groupstate.errors import (
+    BadInput,
+    EvictionStreak,
+    MissingMetric,
+    NotEnoughGroups,
+    RefillLimitExceeded,
+    RunIsClosed,
+)
 from groupstate.runtime.sources import FunctionSource
 from tests.runtime.scenes import ended, finish, half_right, opened, quiet, ready, returning, started, virtual
 
@@ -78,7 +85,18 @@ async def test_wait_changed_wakes_everybody_at_the_next_event(loop):
 
         run.submit("a")
 
-        await asyncio.gather(*waiters)
+        assert await asyncio.gather(*waiters) == [True, True, True]
+
+
+@virtual
+async def test_wait_changed_has_an_end(loop):
+    async with opened(loop) as run:
+        before = loop.time()
+
+        assert await run.wait_changed(timeout_s=60) is False
+        assert loop.time() - before == 60
+        with pytest.raises(BadInput, match="timeout_s is 'soon'"):
+            await run.wait_changed(timeout_s="soon")
 
 
 @virtual
