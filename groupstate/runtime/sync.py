@@ -4,22 +4,27 @@ The run lives on an event loop in a thread of its own; sessions and engines run 
 """
 
 import contextlib
+import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar, TypeVarTuple
 
+import anyio
 import anyio.from_thread
 
 from groupstate.batch import Batch
+from groupstate.core.arguments import shown
 from groupstate.core.book import Book
 from groupstate.core.events import TRAIN
 from groupstate.core.explain import Explanation
 from groupstate.core.frontier import SourceFrontier
 from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine, SamplingParams, Weights
-from groupstate.errors import RunIsClosed
+from groupstate.errors import BadSettings, RunIsClosed
 from groupstate.runtime import opening, turns
+from groupstate.runtime.functions import call_problem, named
 from groupstate.runtime.handles import GroupHandle
+from groupstate.runtime.options import ENGINE_PARTS
 from groupstate.runtime.recovery import CheckpointMark
 from groupstate.runtime.run import Run as AsyncRun
 from groupstate.runtime.tracking import TrackerState
@@ -246,17 +251,27 @@ class TrainerTurn:
         self._run._call(self._inner.publish, weight_version, weights)
 
 
+EngineMaker = Callable[[], Any]
+"""Gives an engine, something to await for one, or an async context manager around one."""
+
+
 @contextlib.contextmanager
-def open_run(path: Any = None, **options: Any) -> Iterator[Run]:
+def open_run(path: Any = None, *, engine: Engine | EngineMaker | None = None, **options: Any) -> Iterator[Run]:
     """Open a run and close it at the end of the block. Takes what `groupstate.open_run` takes.
 
+    Args:
+        engine: what `ctx.generate` uses: an engine, which is not closed with the run, or a function without arguments
+            that makes one. It is called on the run's event loop before the run is opened; what it gives is awaited if
+            that can be, and entered if it is an async context manager. That engine is closed once the run is.
+
     Raises:
-        What `groupstate.open_run` raises.
+        What `groupstate.open_run` raises, and what the function does.
     """
     with (
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
         contextlib.ExitStack() as watching,
-        portal.wrap_async_context_manager(opening.open_run(path, **options)) as inner,
+        portal.wrap_async_context_manager(_in_use(engine)) as used,
+        portal.wrap_async_context_manager(opening.open_run(path, engine=used, **options)) as inner,
     ):
         # Left after the run, whose event loop is on another thread, which gets no signals.
         watching.enter_context(inner._tracking.on_main_thread())
@@ -265,3 +280,41 @@ def open_run(path: Any = None, **options: Any) -> Iterator[Run]:
             yield run
         finally:
             run._leave()
+
+
+@contextlib.asynccontextmanager
+async def _in_use(engine: Engine | EngineMaker | None) -> AsyncIterator[Any]:
+    """An engine that is given, as it is; one that is given to be made, until the end of the block."""
+    if hasattr(engine, "generate") or isinstance(engine, type) or not callable(engine):
+        yield engine  # What is none is refused where the run is opened.
+        return
+    if problem := call_problem(engine):
+        raise BadSettings(f"engine {named(engine)} {problem}; what makes an engine is called without arguments")
+    made = engine()
+    if inspect.isawaitable(made):
+        made = await made
+    if hasattr(made, "__aenter__"):
+        async with made as entered:
+            yield _checked(entered, engine)
+        return
+    _checked(made, engine)
+    try:
+        yield made
+    finally:
+        with anyio.CancelScope(shield=True):
+            await made.aclose()
+
+
+def _checked(made: Any, by: EngineMaker) -> Any:
+    """The same, if it is an engine.
+
+    Raises:
+        BadSettings: it is none.
+    """
+    missing = [part for part in (*ENGINE_PARTS, "aclose") if not hasattr(made, part)]
+    if missing:
+        raise BadSettings(
+            f"engine {named(by)} gave {shown(made)}, which has no {', no '.join(missing)}; it must give an engine, an "
+            "object with what groupstate.Engine lists"
+        )
+    return made
