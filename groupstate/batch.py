@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import msgspec.structs
 
+from groupstate.core.arguments import shown
 from groupstate.core.events import VersionSpan
 from groupstate.core.metrics import Tally
 from groupstate.core.packed import Code, Packed, PackedInfo
@@ -188,10 +189,14 @@ class Batch:
             BadInput: not what `to_bytes` made, or made by a version with another form.
         """
         try:
-            return _from_wire(_wire_decoder.decode(data))
-        except (msgspec.DecodeError, ValueError) as error:
+            held = memoryview(data)
+        except TypeError as error:
+            raise BadInput(f"data is {shown(data)}; it must be the bytes that Batch.to_bytes() made") from error
+        try:
+            return _from_wire(_wire_decoder.decode(held))
+        except Exception as error:  # Bytes that came to harm may fail anywhere, in the arithmetic of metrics too.
             raise BadInput(
-                f"these {len(data)} bytes are not what Batch.to_bytes() of this version makes: {error}"
+                f"these {held.nbytes} bytes are not what Batch.to_bytes() of this version makes: {error}"
             ) from error
 
     def to_torch(

@@ -1,13 +1,16 @@
 """A batch as bytes, for the other ranks of a trainer."""
 
 import array
+import re
 
 import attrs
 import msgspec
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from groupstate import Batch, Rules, Trajectory, VersionSpan, open_run
+from groupstate import Batch, Prompt, Rules, Tally, Trajectory, VersionSpan, open_run
+from groupstate.core.metrics import Spread
 from groupstate.core.packed import Packed
 from groupstate.core.trajectory import held
 from groupstate.errors import BadInput
@@ -114,3 +117,43 @@ async def test_numbers_of_a_sampled_batch_stay_packed_until_they_are_read():
 def test_other_bytes_are_refused(data):
     with pytest.raises(BadInput, match=r"not what Batch.to_bytes\(\)"):
         Batch.from_bytes(data)
+
+
+@pytest.mark.parametrize("data", ["groupstate", None, 3, [1, 2]])
+def test_what_is_no_bytes_is_refused(data):
+    with pytest.raises(BadInput, match=f"^data is {re.escape(repr(data))}; it must be the bytes"):
+        Batch.from_bytes(data)
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview, lambda data: array.array("B", data)])
+def test_whatever_holds_the_bytes_gives_the_batch_back(kind):
+    made = batch(group([row()]))
+
+    assert Batch.from_bytes(kind(made.to_bytes())) == made
+
+
+def refused_or_read(data: bytes) -> None:
+    try:
+        read = Batch.from_bytes(data)
+    except BadInput:
+        return
+    assert isinstance(read, Batch)
+
+
+def test_bytes_of_which_any_one_bit_was_flipped_give_a_batch_or_are_refused():
+    tally = Tally("train", {"x": 1.0}, {"reward": Spread(1, 1.0, 1.0, 1.0)}, {"y": {0.5: 2}})
+    told = Prompt("p", extra={"a": [{"b": None}]})
+    data = attrs.evolve(batch(attrs.evolve(group([row()]), prompt=told)), tally=tally).to_bytes()
+
+    for bit in range(8 * len(data)):
+        refused_or_read(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+
+
+@given(made=batches(), data=st.data())
+def test_bytes_that_came_to_harm_give_a_batch_or_are_refused(made: Batch, data: st.DataObject):
+    harmed = bytearray(made.to_bytes())
+    for place in data.draw(st.lists(st.integers(0, len(harmed) - 1), min_size=1, max_size=4)):
+        harmed[place] = data.draw(st.integers(0, 255))
+
+    refused_or_read(bytes(harmed[: data.draw(st.integers(0, len(harmed)))]))
+    refused_or_read(bytes(harmed))
