@@ -56,20 +56,35 @@ def encoded_prompt(prompt: Prompt, group_id: str) -> bytes:
     """
     if not isinstance(group_id, str) or not group_id:
         raise BadInput(f"a group id is a string that is not empty, not {shown(group_id)}")
+    return _encoded(prompt, f"group {group_id!r}", f"the prompt of group {group_id!r}", group_id)
+
+
+def check_prompt(prompt: Prompt, called: str) -> None:
+    """The same checks for a prompt that has no group yet.
+
+    Args:
+        called: what a text calls it, such as `prompt 3 of the round`.
+
+    Raises:
+        BadInput: as `encoded_prompt`.
+    """
+    _encoded(prompt, called, called, "")
+
+
+def _encoded(prompt: Prompt, owner: str, called: str, group_id: str) -> bytes:
+    """See `encoded_prompt`; a text calls the prompt `called`, and what has its settings `owner`."""
     count = None if prompt.n is None else as_integer(prompt.n)
     if prompt.n is not None and (count is None or not 1 <= count <= GROUP_SIZE_MAX):
-        raise BadInput(
-            f"group {group_id!r} has n = {shown(prompt.n)} sessions; it must be an integer from 1 to {GROUP_SIZE_MAX}"
-        )
-    string(f"the dataset of group {group_id!r}", prompt.dataset)
+        raise BadInput(f"{owner} has n = {shown(prompt.n)} sessions; it must be an integer from 1 to {GROUP_SIZE_MAX}")
+    string(f"the dataset of {owner}", prompt.dataset)
     if not isinstance(prompt.extra, Mapping):
-        raise BadInput(f"the extra of group {group_id!r} is {shown(prompt.extra)}; it must be a mapping of names")
+        raise BadInput(f"the extra of {owner} is {shown(prompt.extra)}; it must be a mapping of names")
     try:
         group_id.encode()
         data = msgspec.msgpack.encode(_Stored(prompt.content, dict(prompt.extra)))
         msgspec.msgpack.decode(data, type=_Stored)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadInput(f"the prompt of group {group_id!r} can't be stored: {error}; use JSON-like values") from error
+        raise BadInput(f"{called} can't be stored: {error}; use JSON-like values") from error
     return data
 
 

@@ -14,7 +14,7 @@ import msgspec
 from groupstate.batch import Batch
 from groupstate.core.arguments import boolean, integer_or_none, shown
 from groupstate.core.events import VALIDATION
-from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, encoded_prompt
+from groupstate.core.prompt import GROUP_SIZE_MAX, Prompt, as_prompt, check_prompt
 from groupstate.engines.port import SamplingParams
 from groupstate.errors import BadInput, BadSettings, LogFailed
 from groupstate.runtime.sampler import Patience
@@ -35,7 +35,7 @@ async def validated(
     n = integer_or_none("n", n, least=1, most=GROUP_SIZE_MAX)
     Patience.of(timeout_s)
     sampling = _sampling(run, params, greedy=boolean("greedy", greedy))
-    fresh = [_fresh(prompt) for prompt in _drawn(prompts)]
+    fresh = _drawn(prompts)
     size = 1 if greedy and n is None else n
     groups: list[str] = []
     try:
@@ -92,7 +92,7 @@ def _sampling(run: "Run", params: SamplingParams | None, *, greedy: bool) -> Sam
 
 
 def _drawn(prompts: Any) -> list[Prompt]:
-    """All of them, checked before the first is submitted.
+    """All of them, as they are submitted, checked before the first is.
 
     Raises:
         BadInput: one can't be stored, or there are none.
@@ -101,12 +101,18 @@ def _drawn(prompts: Any) -> list[Prompt]:
     drawn = [as_prompt(prompt) for prompt in iter(source.draw, None)]
     if not drawn:
         raise BadInput(f"there are no prompts to validate on: {source.name!r} gives none")
-    for prompt in drawn:
-        encoded_prompt(prompt, "validation")
-    return drawn
+    return [_fresh(prompt, f"prompt {place} of the validation round") for place, prompt in enumerate(drawn, start=1)]
 
 
-def _fresh(prompt: Prompt) -> Prompt:
-    """Without the id that it brings along: the same prompts are used again and again, and an id is taken once."""
-    extra = dict(prompt.extra) if prompt.group_id is None else {**prompt.extra, "group_id": prompt.group_id}
-    return Prompt(prompt.content, prompt.dataset, prompt.n, None, extra)
+def _fresh(prompt: Prompt, called: str) -> Prompt:
+    """Without the id that it brings along: the same prompts are used again and again, and an id is taken once.
+
+    Raises:
+        BadInput: it can't be stored.
+    """
+    check_prompt(prompt, called)
+    if prompt.group_id is None:
+        return Prompt(prompt.content, prompt.dataset, prompt.n, None, dict(prompt.extra))
+    fresh = Prompt(prompt.content, prompt.dataset, prompt.n, None, {**prompt.extra, "group_id": prompt.group_id})
+    check_prompt(fresh, called)
+    return fresh

@@ -430,3 +430,25 @@ async def test_validation_groups_that_the_user_submitted_outlast_a_kill(loop, tm
 
     async with opened(loop, copy, session=half_right) as run:
         assert (await run.sample(1, partition="val")).group_ids == ["own"]
+
+
+UNFIT = [
+    (Prompt(object()), "prompt 3 of the validation round can't be stored: Encoding objects of type object"),
+    (Prompt("v", extra={"x": 2**70}), "prompt 3 of the validation round can't be stored: can't serialize ints"),
+    (Prompt("v", n=0), "prompt 3 of the validation round has n = 0 sessions; it must be an integer from 1"),
+    (Prompt("v", dataset=5), "the dataset of prompt 3 of the validation round is 5; it must be a string"),
+    (Prompt("v", extra=["x"]), "the extra of prompt 3 of the validation round is ['x']; it must be a mapping"),
+    (Prompt("v", group_id=object()), "prompt 3 of the validation round can't be stored: Encoding objects"),
+]
+
+
+@pytest.mark.parametrize(("unfit", "text"), UNFIT, ids=["content", "extra", "n", "dataset", "no mapping", "id"])
+async def test_a_prompt_that_cannot_be_validated_on_is_named_by_its_place_and_none_is_submitted(
+    unfit: Prompt, text: str
+) -> None:
+    async with open_run(group_size=1) as run:
+        with pytest.raises(BadInput) as refused:
+            await run.validate(["v", "v", unfit], timeout_s=1)
+
+        assert str(refused.value).startswith(text)
+        assert run.book.totals["submitted"] == 0
