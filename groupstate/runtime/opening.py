@@ -317,7 +317,9 @@ def own_selection(rules: Rules, *, way_on: str = GIVE_IT) -> CustomRule | None:
                 f"selection {rules.selection!r} was a function of the script that was run, and the one that runs now "
                 f"has no {name!r}; {way_on}"
             ) from error
-        raise BadSettings(f"{error}; or {way_on}") from error
+        # What was meant is asked as a question.
+        end = "" if str(error).endswith("?") else ";"
+        raise BadSettings(f"{error}{end} or {way_on}") from error
     if isinstance(found, type):
         raise BadSettings(
             f"selection {rules.selection!r} is a class, which makes no selection by itself; give "

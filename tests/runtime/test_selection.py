@@ -110,6 +110,11 @@ def test_a_function_of_the_script_that_was_run_is_told_as_one_with_what_the_call
     )
 
 
+def test_a_misspelt_function_is_told_with_what_was_meant_and_what_the_caller_can_do():
+    with pytest.raises(BadSettings, match=r"has no 'younges'; did you mean 'youngest'\? or pass --selection$"):
+        own_selection(Rules(selection=f"{__name__}:younges"), way_on="pass --selection")
+
+
 def test_an_async_function_is_refused_by_its_path_too():
     with pytest.raises(BadSettings, match="it must be a plain function rule"):
         own_selection(Rules(selection=f"{HERE}:waits"))
