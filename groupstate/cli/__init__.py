@@ -58,6 +58,15 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(f"groupstate.cli.{module}"), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            meant = importlib.import_module("groupstate.core.near").meant(name, COMMANDS)
+            ctx.fail(f"No such command {name!r}{meant}.")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

@@ -7,7 +7,7 @@ import attrs
 import click
 
 from groupstate.cli.output import Section, while_read, write_json, write_sections
-from groupstate.cli.runs import nearest_book, records_of
+from groupstate.cli.runs import nearest_book, other_runs_told, records_of
 from groupstate.errors import BadInput
 from groupstate.inspect.disk import Usage, size_of, usage
 from groupstate.log.repair import Diagnosis, Repaired, diagnose
@@ -39,7 +39,8 @@ def repair(run: Path, seq: int | None, out: Path | None, as_json: bool) -> None:
     """
     if (seq is None) != (out is None):
         raise BadInput("--keep-until and -o belong together: the last event to keep, and where the new run goes")
-    found = diagnose(run)
+    with other_runs_told(run):
+        found = diagnose(run)
     written = None if seq is None or out is None else write_repaired(run, out, seq)
     with while_read():
         if as_json:

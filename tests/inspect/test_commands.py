@@ -410,6 +410,25 @@ def test_a_path_with_no_run_anywhere_near(tmp_path: Path) -> None:
     assert "doesn't exist" in call("show", tmp_path / "nowhere").stderr
 
 
+@pytest.mark.parametrize("command", ["log", "show", "check", "report", "trace", "repair", "disk", "stats", "whatif"])
+def test_a_misspelt_path_names_the_run_beside_it(driven: Path, command: str) -> None:
+    meant = driven.rename(driven.with_name("async"))
+    (driven.parent / "asynk").mkdir()
+    options = {"trace": ["-o", "x.json"], "whatif": ["--set", "lag_max=1"]}.get(command, [])
+    result = call(command, driven.with_name("asyn"), *options)
+
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"the one that holds run.json; did you mean {str(meant)!r}?\n")
+
+
+def test_a_run_whose_marker_is_spoilt_is_not_taken_for_a_misspelt_one(driven: Path) -> None:
+    spoilt = driven.with_name("drive")
+    spoilt.mkdir()
+    (spoilt / "run.json").write_text("{")
+
+    assert "did you mean" not in call("show", spoilt).stderr
+
+
 def test_a_folder_of_runs_names_them_once(driven: Path) -> None:
     assert call("show", driven.parent).stderr.count("driven") == 1
 
@@ -507,6 +526,16 @@ def test_show_says_what_a_run_was_closed_with(kept: Kept, reason: str, state: st
 
     assert f"run\tstate\t{state}" in lines("show", run)
     assert json.loads(call("show", run, "--json").stdout)["header"]["closed_for"] == reason
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [("shwo", "No such command 'shwo' (did you mean 'show'?)."), ("qqq", "No such command 'qqq'.")],
+)
+def test_a_misspelt_command_is_told_with_what_was_meant(word: str, told: str) -> None:
+    result = call(word, "runs/x")
+
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {told}")
 
 
 # Where it can't be written -------------------------------------------------------------------------------
