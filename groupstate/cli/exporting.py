@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from groupstate.cli.output import Section, while_read, write_json, write_sections
+from groupstate.cli.places import FORCE, force_told
 from groupstate.cli.runs import beginning_of, check_range, first_of, nearest_book, records_of
 from groupstate.core.book import Book
 from groupstate.core.events import Record
@@ -17,7 +18,6 @@ from groupstate.inspect.trace import write_trace
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
-FORCE = click.option("--force", is_flag=True, help="Replace what an earlier call wrote there.")
 
 
 @click.command(short_help="Write a run as a trace for Perfetto.")
@@ -58,7 +58,8 @@ def trace(run: Path, out: Path, tracks: str, first: int | None, last: int | None
     check_range(first, last)
     base, start = _from(run, first)
     records = _some(run, start, last)
-    written = write_trace(records, out, base, tracks="lane" if tracks == "lane" else "group", overwrite=force)
+    with force_told():
+        written = write_trace(records, out, base, tracks="lane" if tracks == "lane" else "group", overwrite=force)
     if first is None:
         _tell_gone(start)
     with while_read():
@@ -128,12 +129,14 @@ def export(
     done: Written | Redacted
     if parquet is not None:
         base, start = beginning_of(run)
-        done = write_tables(_some(run, start), parquet, base, overwrite=force)
+        with force_told():
+            done = write_tables(_some(run, start), parquet, base, overwrite=force)
         _tell_gone(start)
     else:
         assert redacted is not None
         _some(run, first_of(run))
-        done = redact(run, redacted, overwrite=force)
+        with force_told():
+            done = redact(run, redacted, overwrite=force)
     with while_read():
         if as_json:
             write_json(done)

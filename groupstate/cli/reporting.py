@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import click
 
+from groupstate.cli.places import FORCE, force_told
 from groupstate.cli.runs import records_of
 from groupstate.inspect.disk import size_of
 from groupstate.inspect.writing import whole_file
@@ -32,13 +33,15 @@ NICENESS = 10
 )
 @PROMPTS
 @CHECK
+@FORCE
 @click.pass_context
-def report(ctx: click.Context, run: Path, out: Path, *, prompts: bool, check: bool) -> None:
+def report(ctx: click.Context, run: Path, out: Path, *, prompts: bool, check: bool, force: bool) -> None:
     """Write RUN as one HTML file that needs nothing else: groups by phase over time, evictions, lag, rewards, each
     group with its sessions, and whether the log can be true. A slider moves all of it through the run.
 
     Works on a run that is being written, on one whose beginning is gone, and on a damaged one, up to the damage. Exits
-    with 0 if nothing is wrong with the log, 1 if something is: the page is written all the same, and says so.
+    with 0 if nothing is wrong with the log, 1 if something is: the page is written all the same, and says so. A file
+    that is there already is replaced only with --force.
 
     \b
     Examples:
@@ -46,8 +49,8 @@ def report(ctx: click.Context, run: Path, out: Path, *, prompts: bool, check: bo
       groupstate report runs/demo --no-prompts --no-check
     """
     records_of(run)  # for its error, where this is no run
-    made = importlib.import_module("groupstate.inspect.report_page").report(run, prompts=prompts, check=check)
-    with whole_file(out, overwrite=True) as beside:
+    with force_told(), whole_file(out, overwrite=force) as beside:
+        made = importlib.import_module("groupstate.inspect.report_page").report(run, prompts=prompts, check=check)
         beside.write_text(made.html(_name(run)), encoding="utf-8")
     click.echo(f"{out} ({size_of(out.stat().st_size)}): open it in a browser")
     for notice in made.notices:

@@ -10,6 +10,14 @@ from pathlib import Path
 from groupstate.errors import BadInput
 
 
+class Taken(BadInput):
+    """Something lies already where something is to be written, and may not be replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(f"{path} is there already; name another, or pass overwrite=True")
+
+
 @contextlib.contextmanager
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """A path to write to; what is there at the end of the block comes to be `path`.
@@ -20,7 +28,7 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     if path.is_dir() and not path.is_symlink():
         raise BadInput(f"{path} is a directory; name a file")
     if os.path.lexists(path) and not overwrite:
-        raise BadInput(_taken(path))
+        raise Taken(path)
     remove_left_over(path)
     beside = beside_of(path)
     try:
@@ -35,7 +43,7 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
                 # Unlike a rename, a link doesn't replace what has come to lie there meanwhile.
                 os.link(beside, path)
             except FileExistsError as error:
-                raise BadInput(_taken(path)) from error
+                raise Taken(path) from error
             except OSError:
                 # A file system without hard links.
                 beside.rename(path)
@@ -98,11 +106,7 @@ def _check_folder(path: Path, marker: str, *, overwrite: bool) -> None:
             "name a directory that is new or empty"
         )
     if not overwrite:
-        raise BadInput(_taken(path))
-
-
-def _taken(path: Path) -> str:
-    return f"{path} is there already; name another, or pass --force (overwrite=True)"
+        raise Taken(path)
 
 
 def beside_of(path: Path) -> Path:

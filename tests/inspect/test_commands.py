@@ -567,6 +567,29 @@ def test_a_place_that_can_not_be_written_is_told_by_its_name(
 
 
 @pytest.mark.parametrize(
+    "command",
+    [("report", "-o", "x"), ("trace", "-o", "x"), ("export", "--redact", "x.tar.gz"), ("export", "--parquet", "out")],
+    ids=["report", "trace", "redact", "parquet"],
+)
+def test_what_is_there_already_is_replaced_only_with_force(
+    driven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    if "--parquet" in command:
+        pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    name, *options = command
+    assert call(name, driven, *options).exit_code == 0
+    before = (tmp_path / options[-1]).stat().st_ino
+    refused = call(name, driven, *options)
+
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == f"groupstate: {options[-1]} is there already; name another, or pass --force\n"
+    assert (tmp_path / options[-1]).stat().st_ino == before
+    assert call(name, driven, *options, "--force").exit_code == 0
+    assert (tmp_path / options[-1]).stat().st_ino != before
+
+
+@pytest.mark.parametrize(
     "command", [("log",), ("log", "--follow"), ("trace", "-o", "x.json")], ids=["log", "follow", "trace"]
 )
 def test_a_range_that_ends_before_it_begins_is_refused(driven: Path, command: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from groupstate.errors import BadInput
 from groupstate.inspect.writing import whole_file, whole_folder
 
 
@@ -56,3 +57,12 @@ def test_what_others_write_or_have_stays(tmp_path: Path, dead: int) -> None:
         pass
 
     assert set(os.listdir(tmp_path)) == before | {"x.json"}
+
+
+def test_a_caller_is_told_the_argument_by_which_a_file_is_replaced(tmp_path: Path) -> None:
+    taken = tmp_path / "page"
+    taken.write_text("mine")
+
+    text = r"page is there already; name another, or pass overwrite=True$"
+    with pytest.raises(BadInput, match=text), whole_file(taken, overwrite=False):
+        pass
