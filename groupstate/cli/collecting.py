@@ -18,6 +18,7 @@ import anyio
 import click
 import msgspec
 
+from groupstate.cli.places import Place
 from groupstate.collect import Collected, Progress, collect
 from groupstate.core.rules import Rules
 from groupstate.engines.port import Engine, SamplingParams
@@ -61,7 +62,9 @@ _UNUSABLE = (BadInput, BadSettings, NotARun, MissingExtra)
 @click.option("--engine-option", "engine_options", metavar="KEY=VALUE", multiple=True, help="Argument of the engine.")
 @click.option("--model", metavar="NAME", help="File of weights for the engine 'torch', name of a model for 'openai'.")
 @click.option("--groups", metavar="N", type=int, help="Accepted groups to collect; without it, all there are.")
-@click.option("--out", metavar="FILE", help="Where the rows go: .jsonl or .parquet, one row per trajectory.")
+@click.option(
+    "--out", type=Place(), metavar="FILE", help="Where the rows go: .jsonl or .parquet, one row per trajectory."
+)
 @click.option("--run", metavar="DIR", help="Run directory, which keeps everything.")
 @click.option("--config", metavar="FILE", help="Settings in TOML: [run], [rules], [engine], [sampling].")
 @click.option("--n", metavar="N", type=int, help="Sessions per group, where the prompt doesn't say (8).")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from groupstate.cli.places import Place
 from groupstate.cli.runs import records_of
 from groupstate.errors import MissingExtra
 from groupstate.inspect.writing import as_bad_input
@@ -21,7 +22,7 @@ from groupstate.inspect.writing import as_bad_input
 @click.option(
     "--selection", default=None, metavar="MODULE:FUNCTION", help="Where the run's own selection rule is found now."
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Where to; else stdout.")
+@click.option("--out", type=Place(path_type=Path, dir_okay=False), default=None, help="Where to; else stdout.")
 @click.pass_context
 def scenario(
     ctx: click.Context,
@@ -81,7 +82,7 @@ def _from_run(run: Path, group_id: str, until: int | None, selection: str | None
 @click.option("--mode", type=click.Choice(["sync", "async"]), default=None, help="Of the rules; async by default.")
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="Trainer steps; the recipe's by default.")
 @click.option("--seed", type=int, default=None, help="Of the tasks, the model and the sampling; 0 by default.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Run directory; runs/demo by default.")
+@click.option("--out", type=Place(path_type=Path), default=None, help="Run directory; runs/demo by default.")
 @click.option("--engine", type=click.Choice(["torch", "vllm"]), default=None, help="Who generates; torch by default.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped or killed.")
 @click.pass_context

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from groupstate.cli.output import Section, while_read, write_json, write_sections
-from groupstate.cli.places import FORCE, force_told
+from groupstate.cli.places import FORCE, Place, force_told
 from groupstate.cli.runs import beginning_of, check_range, first_of, nearest_book, records_of
 from groupstate.core.book import Book
 from groupstate.core.events import Record
@@ -25,7 +25,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of 
 @click.option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
+    type=Place(path_type=Path),
     required=True,
     metavar="FILE",
     help="Where the trace goes; packed where the name ends in .gz.",
@@ -89,7 +89,7 @@ def trace(run: Path, out: Path, tracks: str, first: int | None, last: int | None
 @RUN
 @click.option(
     "--parquet",
-    type=click.Path(path_type=Path),
+    type=Place(path_type=Path),
     default=None,
     metavar="DIR",
     help="Tables as Parquet files: events, sessions, trajectories, groups, batches, batch_groups, versions.",
@@ -97,7 +97,7 @@ def trace(run: Path, out: Path, tracks: str, first: int | None, last: int | None
 @click.option(
     "--redact",
     "redacted",
-    type=click.Path(path_type=Path),
+    type=Place(path_type=Path),
     default=None,
     metavar="DIR|FILE.tar.gz",
     help="A copy of the run in which nothing of yours is left.",

@@ -7,6 +7,7 @@ import attrs
 import click
 
 from groupstate.cli.output import Section, while_read, write_json, write_sections
+from groupstate.cli.places import Place
 from groupstate.cli.runs import nearest_book, other_runs_told, records_of
 from groupstate.errors import BadInput
 from groupstate.inspect.disk import Usage, size_of, usage
@@ -23,7 +24,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of 
     "--keep-until", "seq", type=click.IntRange(min=1), default=None, metavar="SEQ", help="Last event to keep."
 )
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), default=None, metavar="NEWRUN", help="Directory of the new run."
+    "-o", "--out", type=Place(path_type=Path), default=None, metavar="NEWRUN", help="Directory of the new run."
 )
 @AS_JSON
 def repair(run: Path, seq: int | None, out: Path | None, as_json: bool) -> None:

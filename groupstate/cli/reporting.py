@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import click
 
-from groupstate.cli.places import FORCE, force_told
+from groupstate.cli.places import FORCE, Place, force_told
 from groupstate.cli.runs import records_of
 from groupstate.inspect.disk import size_of
 from groupstate.inspect.writing import whole_file
@@ -27,7 +27,7 @@ NICENESS = 10
 @click.option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Place(path_type=Path, dir_okay=False),
     default=Path("report.html"),
     help="Where the page goes; report.html by default.",
 )

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from groupstate.cli.places import Place
+
 
 @click.command(short_help="Simulate runs with crashes and faults, from a seed.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Picks the whole configuration; 0 by default.")
@@ -14,7 +16,7 @@ import click
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), default=None, help="A configuration as a file.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Place(path_type=Path, file_okay=False),
     default=Path("simulate"),
     help="Where a failure leaves its files; simulate/ by default.",
 )

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
-from groupstate.cli import main
+from groupstate.cli import COMMANDS, main
 from groupstate.cli.runs import records_of
 from groupstate.cli.sections import overview_sections
 from groupstate.core import events as ev
@@ -564,6 +565,41 @@ def test_a_place_that_can_not_be_written_is_told_by_its_name(
 
     why = {"none": "No such file or directory", "file": "Not a directory"}[folder]
     assert (result.exit_code, result.stderr) == (2, f"groupstate: {out} can't be written: {why}\n")
+
+
+PLACES = ("--out", "--parquet", "--redact")
+WRITING = [
+    (name, option)
+    for name in COMMANDS
+    for param in main.get_command(click.Context(main), name).params
+    for option in sorted({*param.opts} & {*PLACES})
+]
+
+
+def test_the_commands_that_write_are_found() -> None:
+    assert {name for name, _ in WRITING} == {
+        "run",
+        "report",
+        "trace",
+        "export",
+        "repair",
+        "scenario",
+        "simulate",
+        "demo",
+    }
+
+
+@pytest.mark.parametrize(("command", "option"), WRITING)
+def test_a_dash_is_not_taken_for_the_name_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = [Path(__file__).parent.parent / "broken_runs" / "dry_source"]
+    result = call(command, *([] if command in ("run", "demo", "simulate") else run), option, "-")
+
+    assert result.exit_code == 2
+    assert "'-' is no place to write to; name one ('./-' where it is to be called so)." in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
