@@ -6,11 +6,12 @@ import pickle
 import struct
 
 import attrs
+import msgspec
 import pytest
 
 from groupstate import Trajectory
 from groupstate.core.events import TrajectoryRecord
-from groupstate.core.packed import Packed, PackedInfo
+from groupstate.core.packed import Packed, PackedInfo, unpack_when_read
 from groupstate.core.trajectory import checked, held, held_info, payload_of, restored
 
 
@@ -51,6 +52,46 @@ def test_numbers_are_made_once():
 def test_a_part_of_a_number_is_refused():
     with pytest.raises(ValueError, match="6 bytes are no whole number of 4 bytes each"):
         Packed("i", b"\0" * 6)
+
+
+class Owner:
+    __slots__ = ("left", "numbers")
+
+    def __init__(self, numbers: object, left: object = None) -> None:
+        self.numbers = numbers
+        self.left = left
+
+
+@pytest.mark.parametrize(
+    ("kept", "read"),
+    [
+        (Packed("i", struct.pack("i", 3)), (3,)),
+        (PackedInfo(msgspec.msgpack.encode({"a": [1]})), {"a": [1]}),
+        ([3], [3]),
+    ],
+)
+def test_a_class_reads_what_lies_packed_in_its_slots(kept, read):
+    slots = unpack_when_read(Owner, ["numbers"])
+    try:
+        made = Owner(kept, kept)
+
+        assert list(slots) == ["numbers"]
+        assert made.numbers == read
+        assert slots["numbers"].__get__(made) is kept
+        assert made.left is kept
+        made.numbers = "other"
+        assert made.numbers == "other"
+    finally:
+        Owner.numbers = slots["numbers"]
+
+
+def test_a_packed_dict_is_made_once():
+    packed = PackedInfo(msgspec.msgpack.encode({"a": [1]}))
+
+    assert packed.is_packed
+    assert packed.value == {"a": [1]}
+    assert packed.value is packed.value
+    assert not packed.is_packed
 
 
 def test_a_stored_row_reads_as_tuples():
