@@ -128,6 +128,12 @@ class Logger:
         return self._wrapped[_as_json]
 
 
+def prepare() -> None:
+    """Load what the first line of a log needs, while there is room: once a process has no file descriptor left, no
+    module can be loaded, and a line that says so would itself fail."""
+    import structlog  # noqa: F401
+
+
 def _wrapped(standard: logging.Logger, as_json: bool) -> Any:
     import structlog
 

@@ -57,3 +57,10 @@ def test_importing_groupstate_takes_a_bounded_number_of_modules() -> None:
     count = len(modules_after("import groupstate"))
 
     assert count <= MODULES_MAX, f"import groupstate takes {count} modules; {MODULES_MAX} are allowed"
+
+
+def test_a_run_that_is_open_has_loaded_what_its_log_lines_need() -> None:
+    opened = "async def main():\n  async with groupstate.open_run(): pass\nasyncio.run(main())"
+    statement = f"import asyncio, groupstate\n{opened}\nimport sys"
+
+    assert {"structlog", "structlog.stdlib", "structlog.processors"} <= modules_after(statement)

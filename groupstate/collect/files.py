@@ -16,7 +16,10 @@ from groupstate.errors import BadInput, MissingExtra
 from groupstate.inspect.writing import beside_of, remove_left_over
 
 ROW_GROUP_ROWS = 4_096
-"""Rows that a Parquet file gathers before it writes them: some ten MB of tokens."""
+"""Rows that a Parquet file gathers before it writes them, at most."""
+
+ROW_GROUP_TOKENS = 500_000
+"""Tokens that it gathers, at most but for the last row's: they take some hundred bytes each until then."""
 
 
 class RowFile(Protocol):
@@ -174,13 +177,18 @@ class _Parquet(_Named):
         self._table_of = pa.Table.from_pylist
         self._writer = pq.ParquetWriter(self._file, self._schema)
         self._rows: list[dict[str, Any]] = []
+        self._tokens = 0
+        """Of these rows."""
 
     def write(self, batch: Batch) -> int:
-        rows = [_flat(row) for row in rows_of(batch)]
-        self._rows += rows
-        if len(self._rows) >= ROW_GROUP_ROWS:
-            self._write_out()
-        return len(rows)
+        count = 0
+        for row in rows_of(batch):
+            count += 1
+            self._rows.append(_flat(row))
+            self._tokens += len(row["prompt_ids"]) + len(row["response_ids"])
+            if len(self._rows) >= ROW_GROUP_ROWS or self._tokens >= ROW_GROUP_TOKENS:
+                self._write_out()
+        return count
 
     def finish(self) -> None:
         self._write_out()
@@ -195,6 +203,7 @@ class _Parquet(_Named):
         if self._rows:
             self._writer.write_table(self._table_of(self._rows, schema=self._schema))
             self._rows.clear()
+            self._tokens = 0
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from groupstate.engines.given import (
     token_ids_of,
 )
 from groupstate.engines.http.answers import Failed, Garbage, Lacking, Piece
-from groupstate.engines.http.client import Broken, NoEvents, NotReached, Stream
+from groupstate.engines.http.client import NO_PLACE_S, Broken, NoEvents, NoPlace, NotReached, Stream
 from groupstate.engines.http.dialects import DIALECTS, Ask, DialectName
 from groupstate.engines.http.fleet import Fleet, Publish, ReplicaView, replicas_of
 from groupstate.engines.http.routing import Replica
@@ -285,6 +285,10 @@ class OpenAIEngine:
                     return None
                 row.refused_since = None
                 await self._read(row, replica, stream, ask, piece)
+        except NoPlace as error:
+            self._be_patient(row, f"no connection to {replica.url} can be made ({error})")
+            await anyio.sleep(NO_PLACE_S)
+            return None
         except NotReached as error:
             self._fleet.failed(replica, str(error), lost=True, reachable=False)
             return None

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import anyio
 
+from groupstate import logs
 from groupstate.core.arguments import integer, integer_or_none
 from groupstate.core.custom import CustomRule
 from groupstate.core.near import meant
@@ -121,6 +122,7 @@ async def open_run(
         RolloutDied: in place of `SampleError` where nobody waited when the rollout died.
     """
     _need_asyncio()
+    logs.prepare()
     options.check_log(log)
     event_log, tracking = log, Tracking()
     try:

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from groupstate import Prompt, Rules, Slots, Trajectory
-from groupstate.collect import Progress, collect
+from groupstate.collect import Progress, collect, files
 from groupstate.errors import BadInput, BadSettings, EvictionStreak, MissingMetric, NotARun, RolloutDied
 from groupstate.runtime.session import session_from_reward
 
@@ -76,6 +76,22 @@ async def test_accepted_groups_become_rows(tmp_path):
     }
     assert Counter(line["group_id"] for line in lines(out)) == dict.fromkeys(ids(out), 2)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "sizes"), [("ROW_GROUP_TOKENS", 30, [3, 3, 2]), ("ROW_GROUP_ROWS", 5, [5, 3])]
+)
+async def test_parquet_gathers_a_bounded_number_of_rows_and_of_tokens(tmp_path, monkeypatch, bound, value, sizes):
+    pq = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(files, bound, value)
+
+    async def session(ctx):
+        return Trajectory(prompt_ids=range(2), response_ids=range(10), reward=float(ctx.session))
+
+    await collect(prompts=["a"], out=tmp_path / "rows.parquet", session=session, group_size=8)
+
+    written = pq.ParquetFile(tmp_path / "rows.parquet").metadata
+    assert [written.row_group(number).num_rows for number in range(written.num_row_groups)] == sizes
 
 
 async def test_parquet_has_the_same_rows(tmp_path):

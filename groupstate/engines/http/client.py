@@ -8,6 +8,7 @@ that nobody waits for the rest.
 
 import asyncio
 import contextlib
+import errno
 import functools
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -34,6 +35,12 @@ that is just being closed is lost."""
 LINE_BYTES_MAX = 64 << 20
 """Longest line of a stream: an event that repeats a prompt of a million tokens has some 8 MB."""
 
+OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""What the system says where this process, or this machine, can open no more connections."""
+
+NO_PLACE_S = 0.1
+"""Between tries to open one more."""
+
 JSON = {"content-type": "application/json"}
 
 TEXT_CHARS_MAX = 500
@@ -42,6 +49,10 @@ TEXT_CHARS_MAX = 500
 
 class NotReached(Exception):
     """No connection could be made: nothing was sent."""
+
+
+class NoPlace(NotReached):
+    """This machine can't make one more connection, which says nothing of the server."""
 
 
 class Broken(Exception):
@@ -258,9 +269,23 @@ def _named() -> Iterator[_State]:
     try:
         yield state
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        if (own := _of_this_machine(error)) is not None:
+            raise NoPlace(
+                f"{own}: this process can open no more; raise its limit (ulimit -n), or bound the requests under way "
+                "(slots_max)"
+            ) from error
         raise NotReached(_told(error)) from error
     except httpx.HTTPError as error:
         raise Broken(_told(error), answered=state.answered) from error
+
+
+def _of_this_machine(error: BaseException | None) -> OSError | None:
+    """What this machine lacks for a connection, among the causes of an error; None if it isn't that."""
+    if isinstance(error, OSError) and error.errno in OWN_LIMITS:
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_of_this_machine, error.exceptions)), None)
+    return None if error is None else _of_this_machine(error.__cause__ or error.__context__)
 
 
 def _told(error: Exception) -> str:
