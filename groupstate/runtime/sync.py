@@ -135,12 +135,12 @@ class Run:
             target_version=target_version,
         )
 
-    def pending(self) -> list[GroupHandle]:
+    def pending(self, *, limit: int | None = None) -> list[GroupHandle]:
         self._need_block()
         changed = self._inner._controller.changed
 
         def look() -> tuple[int, list[GroupHandle]]:
-            return changed.count, self._inner.pending()
+            return changed.count, self._inner.pending(limit=limit)
 
         self._seen.count, groups = self._inner.in_loop(look)
         return groups

@@ -248,6 +248,20 @@ async def test_pending_lists_what_nobody_has_started_oldest_first(loop):
 
 
 @virtual
+async def test_pending_gives_as_many_as_are_asked_for_the_oldest_of_them(loop):
+    async with opened(loop, group_size=1) as run:
+        for name in "abc":
+            run.submit(name, group_id=name)
+        run.pending()[0].start(0)
+        run.requeue("a")
+
+        assert [group.id for group in run.pending(limit=2)] == ["a", "b"]
+        assert [group.id for group in run.pending(limit=9)] == ["a", "b", "c"]
+        with pytest.raises(BadInput, match="limit is 0"):
+            run.pending(limit=0)
+
+
+@virtual
 async def test_pending_reads_prompts_back_after_reopening(loop, tmp_path):
     async with opened(loop, tmp_path / "run") as run:
         run.submit({"q": 1}, group_id="a", n=2, dataset="sums")
