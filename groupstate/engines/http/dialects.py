@@ -17,6 +17,9 @@ from groupstate.engines.http.answers import Chunk, Garbage, Lacking, Piece
 from groupstate.engines.http.client import Answer, Client
 from groupstate.engines.port import SamplingParams
 from groupstate.errors import EngineError, RequestRefused
+from groupstate.logs import Logger
+
+log = Logger("groupstate.engines.openai")
 
 DialectName: TypeAlias = Literal["vllm", "sglang", "text", "chat"]
 
@@ -25,6 +28,10 @@ ASK_S = 60.0
 
 LOAD_S = 1800.0
 """For weights: a checkpoint of a terabyte from a network file system."""
+
+REPEATED_MAX = 1_000
+"""Tokens that a server may say again with each event before that is warned of. What an answer costs grows with the
+square of its length then: one of 8,192 tokens takes 18 s of this process, one of 32,768 takes 300 s."""
 
 STRUCTURED = frozenset(
     {"structured_outputs", "response_format", "json_schema", "regex", "ebnf", "structural_tag", "guided_json"}
@@ -330,6 +337,7 @@ class SGLang(Dialect):
     has_ids = True
     takes_weights = True
     path = "/generate"
+    _warned = False
     own = Dialect.own | {"stop_token_ids", "max_new_tokens", "sampling_seed"}
     known = frozenset(
         {
@@ -389,6 +397,9 @@ class SGLang(Dialect):
     def _added(self, pairs: list[Any], before: int, total: int) -> list[Any]:
         """What is new: an event has all tokens so far, or with --incremental-streaming-output only those since."""
         if len(pairs) == total:
+            if before > REPEATED_MAX and not self._warned:
+                self._warned = True
+                log.warning("SGLang repeats long answers; start it with --incremental-streaming-output", count=before)
             return pairs[before:]
         if before + len(pairs) == total:
             return pairs
