@@ -68,10 +68,10 @@ def check_prompt(prompt: Prompt, called: str) -> None:
     Raises:
         BadInput: as `encoded_prompt`.
     """
-    _encoded(prompt, called, called, "")
+    _encoded(prompt, called, called)
 
 
-def _encoded(prompt: Prompt, owner: str, called: str, group_id: str) -> bytes:
+def _encoded(prompt: Prompt, owner: str, called: str, group_id: str = "") -> bytes:
     """See `encoded_prompt`; a text calls the prompt `called`, and what has its settings `owner`."""
     count = None if prompt.n is None else as_integer(prompt.n)
     if prompt.n is not None and (count is None or not 1 <= count <= GROUP_SIZE_MAX):

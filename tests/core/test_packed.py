@@ -128,6 +128,7 @@ def test_a_stored_row_without_info_has_an_empty_dict_of_its_own():
 
     assert row.info == {}
     assert row.info is not other.info
+    assert not isinstance(held_info(row), PackedInfo)
 
 
 def test_what_a_row_was_made_with_is_what_it_has():
@@ -138,6 +139,7 @@ def test_a_stored_row_without_numbers_has_empty_tuples():
     row = stored(Trajectory(reward=1.0, text="only a text"))
 
     assert (row.prompt_ids, row.response_ids, row.log_probs) == ((), (), ())
+    assert not isinstance(held(row, "response_ids"), Packed)
 
 
 def test_a_stored_row_cannot_be_changed():

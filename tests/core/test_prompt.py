@@ -10,6 +10,7 @@ from groupstate.core.prompt import (
     GROUP_SIZE_MAX,
     Prompt,
     as_prompt,
+    check_prompt,
     decoded_prompt,
     encoded_prompt,
     prompt_length,
@@ -97,6 +98,14 @@ def test_a_dataset_is_a_string(dataset: Any) -> None:
         encoded_prompt(Prompt("x", dataset=dataset), "g7")
 
     assert str(refused.value) == f"the dataset of group 'g7' is {dataset!r}; it must be a string"
+
+
+def test_a_prompt_without_a_group_is_called_what_it_is_said_to_be() -> None:
+    with pytest.raises(BadInput, match=r"^prompt 3 has n = 0 sessions; it must be an integer from 1 to"):
+        check_prompt(Prompt("x", n=0), "prompt 3")
+    with pytest.raises(BadInput, match=r"^prompt 3 can't be stored: .*; use JSON-like values$"):
+        check_prompt(Prompt({1j}), "prompt 3")
+    check_prompt(Prompt("x", group_id="g", n=1), "prompt 3")
 
 
 def test_extra_that_could_not_be_read_again_is_refused() -> None:
