@@ -392,7 +392,6 @@ def _to_wire_trajectory(row: Trajectory) -> _WireTrajectory:
     _, prompt_ids = _packed("i", held(row, "prompt_ids"))
     _, response_ids = _packed("i", held(row, "response_ids"))
     code, log_probs = _packed("d", held(row, "log_probs"))
-    info = held_info(row)
     return _WireTrajectory(
         prompt_ids,
         response_ids,
@@ -402,9 +401,16 @@ def _to_wire_trajectory(row: Trajectory) -> _WireTrajectory:
         row.reward,
         dict(row.metrics),
         row.text,
-        cast("dict[str, Any]", msgspec.Raw(info.data)) if isinstance(info, PackedInfo) else dict(info),
+        _wire_info(held_info(row)),
         code,
     )
+
+
+def _wire_info(info: PackedInfo | Mapping[str, Any]) -> dict[str, Any]:
+    """Its bytes as they are, unless somebody has read it: who has may have changed it."""
+    if not isinstance(info, PackedInfo):
+        return dict(info)
+    return cast("dict[str, Any]", msgspec.Raw(info.data)) if info.is_packed else info.value
 
 
 def _from_wire_trajectory(wire: _WireTrajectory) -> Trajectory:

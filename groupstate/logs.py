@@ -2,8 +2,8 @@
 
 A program that has configured structlog gets groupstate's events through its own processors. Any other gets
 them through the standard library's `logging`, where warnings show and the rest doesn't; `configure`, or
-`GROUPSTATE_LOG` in the environment, shows more, and as JSON. structlog is imported only when something is
-said, since it brings in more than the rest of the library together.
+`GROUPSTATE_LOG` in the environment, shows more, and as JSON. structlog is imported as a run is opened or
+something is said, since it brings in more than the rest of the library together.
 
 Rule 1: an event's name is a constant, one for each thing; what differs is in its values.
 Rule 2: what is about a session says group, session and attempt; what an event of the log stands for says its seq.

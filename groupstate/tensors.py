@@ -14,7 +14,7 @@ import attrs
 
 from groupstate.core.near import meant
 from groupstate.core.packed import Packed
-from groupstate.core.trajectory import Trajectory, held, metrics_of
+from groupstate.core.trajectory import NumbersField, Trajectory, held, metrics_of
 from groupstate.errors import BadSettings, MissingExtra
 from groupstate.errors import UnusableBatch as UnusableBatch
 
@@ -192,12 +192,12 @@ def _padded(
     rollout_log_probs = torch.zeros((len(lines), responses), dtype=torch.float32)
     for at, line in enumerate(lines):
         start, length = prompts - len(line.prompt_ids), len(line.response_ids)
-        input_ids[at, start:prompts] = _integers(line.prompt_ids)
-        input_ids[at, prompts : prompts + length] = _integers(line.response_ids)
+        input_ids[at, start:prompts] = _integers(line, "prompt_ids")
+        input_ids[at, prompts : prompts + length] = _integers(line, "response_ids")
         attention_mask[at, start : prompts + length] = 1
         response_mask[at, :length] = _mask(line)
         if log_probs:
-            rollout_log_probs[at, :length] = _floats(line.log_probs)
+            rollout_log_probs[at, :length] = _floats(line)
     values = torch.tensor([line.advantage for line in lines], dtype=torch.float32)
     tensors = {
         "input_ids": input_ids,
@@ -248,7 +248,8 @@ def _jagged(lines: Sequence[_Line], *, log_probs: bool) -> "dict[str, Tensor]":
     values = torch.tensor([line.advantage for line in lines], dtype=torch.float32)
     tensors = {
         "input_ids": joined(
-            [_integers(ids) for line in lines for ids in (line.prompt_ids, line.response_ids)], torch.int64
+            [part for line in lines for part in (_integers(line, "prompt_ids"), _integers(line, "response_ids"))],
+            torch.int64,
         ),
         "position_ids": places - starts[:-1].repeat_interleave(prompts + responses),
         "offsets": starts,
@@ -259,7 +260,7 @@ def _jagged(lines: Sequence[_Line], *, log_probs: bool) -> "dict[str, Tensor]":
         "advantages": values.repeat_interleave(responses) * response_mask,
     }
     if log_probs:
-        tensors["rollout_log_probs"] = joined([_floats(line.log_probs) for line in lines], torch.float32)
+        tensors["rollout_log_probs"] = joined([_floats(line) for line in lines], torch.float32)
     return tensors
 
 
@@ -273,30 +274,42 @@ def _mask(line: _Line) -> "Tensor":
     return mask
 
 
-def _integers(numbers: Packed | Sequence[int]) -> "Tensor":
+def _integers(line: _Line, field: Literal["prompt_ids", "response_ids"]) -> "Tensor":
     import torch
 
-    return _tensor(numbers, "q", torch.int64)
+    return _tensor(line, field, "q", torch.int64)
 
 
-def _floats(numbers: Packed | Sequence[float]) -> "Tensor":
+def _floats(line: _Line) -> "Tensor":
     import torch
 
-    return _tensor(numbers, "d", torch.float32)
+    return _tensor(line, "log_probs", "d", torch.float32)
 
 
-def _tensor(numbers: Packed | Sequence[Any], code: str, dtype: Any) -> "Tensor":
+def _tensor(line: _Line, field: NumbersField, code: str, dtype: Any) -> "Tensor":
     """Numbers as a tensor, by way of an array: torch looks at a sequence of Python's numbers one by one, which takes
     ten times as long, and a thousand times as long as what is packed already.
 
     Args:
         code: of the array for what isn't packed.
+
+    Raises:
+        UnusableBatch: a row made by hand has others.
     """
     import torch
 
+    numbers = held(line.row.trajectory, field)
     if not len(numbers):
         return torch.empty(0, dtype=dtype)
     of_code = {"i": torch.int32, "q": torch.int64, "f": torch.float32, "d": torch.float64}
-    # A copy of the bytes, since torch may write where it reads.
-    numbers = array.array(numbers.code, numbers.data) if isinstance(numbers, Packed) else array.array(code, numbers)
-    return torch.frombuffer(numbers, dtype=of_code[numbers.typecode]).to(dtype)
+    if isinstance(numbers, Packed):
+        # A copy of the bytes, since torch may write where it reads.
+        packed = array.array(numbers.code, numbers.data)
+    else:
+        try:
+            packed = array.array(code, list(numbers))
+        except (TypeError, ValueError, OverflowError) as error:
+            row = line.row
+            problem, remedy = f"has {field} of which one is none: {error}", "give integers, and floats for log_probs"
+            raise UnusableBatch(row.group_id, row.session, row.index, problem, remedy) from error
+    return torch.frombuffer(packed, dtype=of_code[packed.typecode]).to(dtype)

@@ -41,6 +41,14 @@ SHOWN_CHARS_MAX = 80
 """Length at which a value is cut in an error's text."""
 
 
+def _comparable(numbers: Any) -> Any:
+    """The same for every sequence of the same numbers; what is none is refused at the door, and not before."""
+    try:
+        return tuple(numbers)
+    except TypeError:
+        return numbers
+
+
 @attrs.frozen(kw_only=True)
 class Trajectory:
     """One trainable row: a prompt, the response to it, and what the response was worth.
@@ -51,10 +59,10 @@ class Trajectory:
     sampled batch are tuples, which are made when they are first read.
     """
 
-    prompt_ids: Sequence[int] = attrs.field(default=(), eq=tuple)
-    response_ids: Sequence[int] = attrs.field(default=(), eq=tuple)
+    prompt_ids: Sequence[int] = attrs.field(default=(), eq=_comparable)
+    response_ids: Sequence[int] = attrs.field(default=(), eq=_comparable)
     """All tokens after the prompt, those that the environment wrote included."""
-    log_probs: Sequence[float] = attrs.field(default=(), eq=tuple)
+    log_probs: Sequence[float] = attrs.field(default=(), eq=_comparable)
     """Natural logarithms as generated, one per response token (0.0 for the environment's), or none at all."""
     spans: Sequence[VersionSpan] = ()
     """Which weight version generated which response tokens."""
@@ -352,9 +360,9 @@ def _items(values: Any) -> Any:
         return values
     if isinstance(values, (bytes, bytearray, str)):
         raise TypeError("a text is no sequence of numbers")
-    # Tensors and arrays make all their numbers at once, a hundred times as fast as one by one.
-    whole = getattr(values, "tolist", None)
-    return list(values) if whole is None else whole()
+    # Tensors and arrays make all their numbers at once, a hundred times as fast as one by one. Masks aren't numbers.
+    whole = getattr(values, "tolist", None) if isinstance(values, Iterable) else None
+    return list(values) if whole is None or "bool" in str(getattr(values, "dtype", "")) else whole()
 
 
 def _iterable(values: Any, who: str | None = None) -> Iterable[Any]:

@@ -31,17 +31,17 @@ class Encoded:
     one takes tens of milliseconds each time.
     """
 
-    __slots__ = ("_ids", "_text")
+    __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        self._text: str | None = None
-        self._ids: tuple[int, ...] = ()
+        self._last: tuple[str | None, tuple[int, ...]] = None, ()
 
     def ids(self, text: str, encode: Callable[[str], Iterable[int]]) -> tuple[int, ...]:
-        if text != self._text:
-            self._ids = tuple(encode(text))
-            self._text = text
-        return self._ids
+        known, ids = self._last
+        if text != known:
+            ids = tuple(encode(text))
+            self._last = text, ids
+        return ids
 
 
 @attrs.define(eq=False, on_setattr=attrs.setters.frozen)

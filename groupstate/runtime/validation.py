@@ -8,7 +8,6 @@ run goes back to a mark before it. Whoever asked for the round asks again.
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.lowlevel
 import msgspec
 
 from groupstate.batch import Batch
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
     from groupstate.runtime.run import Run
 
 
-AT_ONCE = 64
-"""Groups that are submitted in one turn of the event loop."""
-
-
 async def validated(
     run: "Run", prompts: Any, *, n: int | None, params: SamplingParams | None, greedy: bool, timeout_s: float | None
 ) -> Batch:
@@ -39,13 +34,12 @@ async def validated(
     size = 1 if greedy and n is None else n
     groups: list[str] = []
     try:
+        # In one step until the request for them is open: another sampler of the partition would be given some else.
         for prompt in fresh:
             groups.append(run._submit(prompt, n=size, partition=VALIDATION, validation_round=True).id)
             if sampling is not None and run._rollout is not None:
                 # In time: its sessions start in tasks of their own, once this one waits.
                 run._rollout.params_of[groups[-1]] = sampling
-            if len(groups) % AT_ONCE == 0:
-                await anyio.lowlevel.checkpoint()  # The sessions of ten thousand would all begin in one turn else.
         wanted = frozenset(groups)
         batch = await run._sampler.sample(len(groups), partition=VALIDATION, timeout_s=timeout_s, wanted=wanted)
         await run.commit(batch)

@@ -73,6 +73,24 @@ def test_bytes_from_before_log_probs_could_take_four_bytes_are_read():
     assert Batch.from_bytes(msgspec.msgpack.encode(["groupstate-batch-2", *told[1:]])) == made
 
 
+async def test_info_that_was_changed_is_sent_as_it_is_now():
+    async def session(ctx):
+        return Trajectory(reward=float(ctx.session), info={"a": [1]})
+
+    async with open_run(session=session, group_size=2) as run:
+        run.submit("p")
+        sampled = await run.sample(1)
+    first, second = [row.trajectory for row in sampled.rows]
+    first.info["note"] = "added"
+    first.info["a"].append(2)
+
+    back = Batch.from_bytes(sampled.to_bytes())
+
+    assert back == sampled
+    assert [row.trajectory.info for row in back.rows] == [{"a": [1, 2], "note": "added"}, {"a": [1]}]
+    assert second.info == {"a": [1]}
+
+
 async def test_log_probs_of_a_sampled_batch_stay_as_small():
     async def session(ctx):
         return Trajectory(response_ids=range(1_000), log_probs=[-0.1] * 1_000, reward=float(ctx.session))

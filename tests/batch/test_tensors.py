@@ -192,6 +192,22 @@ def test_what_is_written_into_tensors_leaves_the_rows_alone(layout):
     assert made.rows[0].trajectory == row((1,), (2,))
 
 
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"prompt_ids": (1.5,)}, "has prompt_ids of which one is none"),
+        ({"response_ids": ("a", "b")}, "has response_ids of which one is none"),
+        ({"log_probs": (None, -0.5)}, "has log_probs of which one is none"),
+    ],
+)
+@pytest.mark.parametrize("layout", get_args(Layout))
+def test_a_row_made_by_hand_with_other_things_than_numbers_is_named(layout, fields, problem):
+    made = attrs.evolve(row((1,), (2, 3)), **fields)
+
+    with pytest.raises(UnusableBatch, match=problem):
+        batch(group([made])).to_torch(layout=layout)
+
+
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_session_may_return_tensors(kind):
     (found,) = checked(

@@ -219,6 +219,17 @@ def test_log_probs_for_all_or_for_none_are_taken(log_probs: list[float]) -> None
     assert admit(Trajectory(response_ids=[1, 2], log_probs=log_probs))
 
 
+def test_a_mask_is_no_sequence_of_tokens() -> None:
+    assert "at response_ids[0]; token ids are integers" in refusal(Trajectory(response_ids=np.array([True, False])))
+
+
+def test_rows_are_compared_whatever_stands_in_place_of_numbers() -> None:
+    row = Trajectory(prompt_ids=None)  # type: ignore[arg-type]
+
+    assert row == Trajectory(prompt_ids=None)  # type: ignore[arg-type]
+    assert row != Trajectory()
+
+
 def test_what_can_make_all_its_numbers_at_once_is_asked_for_them_at_once() -> None:
     class Array:
         def __iter__(self) -> Iterator[int]:

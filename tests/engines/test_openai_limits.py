@@ -8,8 +8,9 @@ import anyio
 import httpcore
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
-from groupstate.engines.http.client import OWN_LIMITS, NoPlace, _named
+from groupstate.engines.http.client import OWN_LIMITS, Broken, NoPlace, NotReached, _named
 from groupstate.engines.openai import OpenAIEngine
 from groupstate.engines.port import Request, SamplingParams
 from groupstate.errors import EngineUnavailable
@@ -78,14 +79,51 @@ async def test_a_request_that_gets_no_connection_in_time_is_told_what_to_raise(
             await engine.generate(ask())
 
 
-@pytest.mark.parametrize("number", sorted(OWN_LIMITS))
-@pytest.mark.parametrize("grouped", [False, True])
-def test_what_the_machine_lacks_is_found_among_the_causes(number: int, grouped: bool) -> None:
-    cause: BaseException = OSError(number, "no more")
-    if grouped:
-        cause = ExceptionGroup("several", [OSError(errno.ECONNREFUSED, "refused"), cause])  # type: ignore[list-item]
-    with pytest.raises(NoPlace, match="no more"), _named():
+def raised(cause: BaseException) -> None:
+    with _named():
         try:
             raise httpcore.ConnectError("failed") from cause
         except httpcore.ConnectError as error:
             raise httpx.ConnectError("failed") from error
+
+
+@pytest.mark.parametrize("number", sorted(OWN_LIMITS))
+@pytest.mark.parametrize("addresses", [1, 2])
+def test_what_the_machine_lacks_is_found_among_the_causes(number: int, addresses: int) -> None:
+    lacks = OSError(number, "no more")
+    with pytest.raises(NoPlace, match="no more"):
+        raised(lacks if addresses == 1 else ExceptionGroup("at each address", [lacks, lacks]))
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OSError(errno.ECONNREFUSED, "refused"),
+        ExceptionGroup("", [OSError(errno.EADDRNOTAVAIL, "no IPv6 here"), OSError(errno.ECONNREFUSED, "refused")]),
+        ExceptionGroup("", [OSError(errno.EMFILE, "no more"), OSError(errno.ECONNREFUSED, "refused")]),
+    ],
+    ids=["refused", "refused where it could be asked", "refused at one address"],
+)
+def test_a_server_that_refuses_is_not_taken_for_a_lack_of_this_machine(cause: BaseException) -> None:
+    with pytest.raises(NotReached) as told:
+        raised(cause)
+
+    assert not isinstance(told.value, NoPlace)
+
+
+async def test_what_is_no_stream_waits_for_a_connection_too_as_long_as_it_may(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with OpenAIEngine(server.url) as engine:
+        await forget_connections(engine)
+        client = engine._fleet.replicas[0].client
+        monkeypatch.setattr(anyio, "connect_tcp", Full(2))
+        with capture_logs() as lines:
+            answer = await client.get("/v1/models", timeout_s=5.0)
+        await forget_connections(engine)
+        monkeypatch.setattr(anyio, "connect_tcp", Full(1_000))
+        with pytest.raises(Broken, match=r"no answer to /v1/models within 0\.15 s"):
+            await client.get("/v1/models", timeout_s=0.15)
+
+        assert answer.status == 200
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["requests wait for a connection"]

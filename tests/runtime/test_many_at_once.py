@@ -9,7 +9,7 @@ import pytest
 from groupstate import Prompt, SessionContext, Trajectory, session_from_reward
 from groupstate.core import select
 from groupstate.engines.scripted import ScriptedEngine
-from groupstate.runtime import controller, rollout, validation
+from groupstate.runtime import controller, rollout
 from tests.runtime.scenes import half_right, opened, virtual
 
 
@@ -72,7 +72,6 @@ async def test_a_few_groups_begin_in_one_turn_of_the_loop(loop, way):
     count = 3 * rollout.AT_ONCE + 1
     began = [0]
     """By turn, as long as not all have."""
-    assert rollout.AT_ONCE == validation.AT_ONCE
 
     async def session(ctx: SessionContext) -> Trajectory:
         began[-1] += 1
@@ -95,6 +94,29 @@ async def test_a_few_groups_begin_in_one_turn_of_the_loop(loop, way):
 
     assert sum(began) == count
     assert max(began) <= rollout.AT_ONCE
+
+
+@virtual
+async def test_a_large_round_keeps_its_groups_and_its_version_from_whoever_else_samples_and_publishes(loop):
+    count = 10 * rollout.AT_ONCE
+
+    async def session(ctx: SessionContext) -> Trajectory:
+        return Trajectory(reward=1.0)
+
+    async with opened(loop, session=session) as run:
+        other = asyncio.create_task(run.sample(1, partition="val"))
+        await asyncio.sleep(0)
+        round_ = asyncio.create_task(run.validate([f"{number}" for number in range(count)]))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        await run.publish_weights(1)
+        batch = await round_
+
+        assert not other.done()
+        other.cancel()
+
+    assert len(batch) == count
+    assert {group.weight_version for group in batch.groups} == {0}
 
 
 @virtual

@@ -66,7 +66,7 @@ def test_an_engine_that_is_made_in_the_run_is_closed_once_after_it(make: Any) ->
         engine = run.engine
         assert isinstance(engine, Watched)
         engine.run = run
-        assert [row.trajectory.response_ids.tolist() for row in run.sample(1).rows] == [[7, 8]] * 2
+        assert [list(row.trajectory.response_ids) for row in run.sample(1).rows] == [[7, 8]] * 2
         assert engine.closed == []
 
     assert engine.closed == ["after the run"]

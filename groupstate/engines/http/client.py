@@ -19,11 +19,14 @@ import attrs
 import msgspec
 
 from groupstate.errors import EngineError, MissingExtra
+from groupstate.logs import Logger
 
 try:
     import httpx
 except ImportError as error:
     raise MissingExtra("the engine 'openai'", "httpx", "openai") from error
+
+log = Logger("groupstate.engines.openai")
 
 CONNECT_S = 10.0
 """Until a connection stands. A server in the same cluster needs milliseconds; one that isn't there may not answer."""
@@ -35,8 +38,8 @@ that is just being closed is lost."""
 LINE_BYTES_MAX = 64 << 20
 """Longest line of a stream: an event that repeats a prompt of a million tokens has some 8 MB."""
 
-OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""What the system says where this process, or this machine, can open no more connections."""
+OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE})
+"""What the system says where this process, or this machine, may have no more files open, connections among them."""
 
 NO_PLACE_S = 0.1
 """Between tries to open one more."""
@@ -177,6 +180,8 @@ class Client:
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {_usable_key(api_key)}"
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_waited = False
+        """It was said that a request waits for a connection."""
         """Where the connections were made."""
         try:
             self._http = self._unconnected()
@@ -212,9 +217,15 @@ class Client:
         self, method: str, path: str, timeout_s: float, body: Any = None, params: dict[str, str] | None = None
     ) -> Answer:
         try:
-            with anyio.fail_after(timeout_s), _named():
-                response = await self._here().request(method, path, params=params, **_content(body))
-                return Answer(response.status_code, response.content)
+            with anyio.fail_after(timeout_s):
+                while True:
+                    try:
+                        with _named():
+                            response = await self._here().request(method, path, params=params, **_content(body))
+                        return Answer(response.status_code, response.content)
+                    except NoPlace as error:
+                        self._waits(error)
+                        await anyio.sleep(NO_PLACE_S)
         except TimeoutError:
             raise Broken(f"no answer to {path} within {timeout_s:g} s", answered=False) from None
 
@@ -223,13 +234,22 @@ class Client:
         """Post, and read the answer as it comes.
 
         Raises:
-            NotReached: nothing was sent.
+            NoPlace, NotReached: nothing was sent.
             Broken: the connection failed.
         """
-        with _named() as state:
-            async with self._here().stream("POST", path, content=body, headers=JSON) as response:
-                state.answered = True
-                yield Stream(response)
+        try:
+            with _named() as state:
+                async with self._here().stream("POST", path, content=body, headers=JSON) as response:
+                    state.answered = True
+                    yield Stream(response)
+        except NoPlace as error:
+            self._waits(error)
+            raise
+
+    def _waits(self, error: NoPlace) -> None:
+        if not self._has_waited:
+            self._has_waited = True
+            log.warning("requests wait for a connection", problem=str(error))
 
     async def aclose(self) -> None:
         await self._here().aclose()
@@ -271,8 +291,8 @@ def _named() -> Iterator[_State]:
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         if (own := _of_this_machine(error)) is not None:
             raise NoPlace(
-                f"{own}: this process can open no more; raise its limit (ulimit -n), or bound the requests under way "
-                "(slots_max)"
+                f"{own}: raise what this process (ulimit -n) or this machine may have open, or bound the requests "
+                "under way (slots_max)"
             ) from error
         raise NotReached(_told(error)) from error
     except httpx.HTTPError as error:
@@ -280,11 +300,13 @@ def _named() -> Iterator[_State]:
 
 
 def _of_this_machine(error: BaseException | None) -> OSError | None:
-    """What this machine lacks for a connection, among the causes of an error; None if it isn't that."""
+    """What this machine lacks for a connection, by the causes of an error; None if it isn't that alone: a server of
+    several addresses may have refused at another."""
     if isinstance(error, OSError) and error.errno in OWN_LIMITS:
         return error
     if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_of_this_machine, error.exceptions)), None)
+        found = [_of_this_machine(each) for each in error.exceptions]
+        return found[0] if all(found) else None
     return None if error is None else _of_this_machine(error.__cause__ or error.__context__)
 
 
