@@ -219,6 +219,14 @@ def test_log_probs_for_all_or_for_none_are_taken(log_probs: list[float]) -> None
     assert admit(Trajectory(response_ids=[1, 2], log_probs=log_probs))
 
 
+def test_what_only_says_that_it_makes_numbers_is_none() -> None:
+    class Scalar:
+        def tolist(self) -> list[int]:
+            return [5]
+
+    assert "it must be a sequence of token ids" in refusal(Trajectory(response_ids=Scalar()))  # type: ignore[arg-type]
+
+
 def test_a_mask_is_no_sequence_of_tokens() -> None:
     assert "at response_ids[0]; token ids are integers" in refusal(Trajectory(response_ids=np.array([True, False])))
 
