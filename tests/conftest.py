@@ -8,6 +8,8 @@ import importlib.util
 import os
 import re
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -88,3 +90,14 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def _no_structlog_left_configured() -> Iterator[None]:
+    """Where one test leaves structlog configured, as `capture_logs` does, the lines of the next ones aren't in
+    `caplog`."""
+    yield
+    structlog = sys.modules.get("structlog")
+    if structlog is not None and structlog.is_configured():
+        structlog.reset_defaults()
+        pytest.fail("the test left structlog configured; use caplog, or end with structlog.reset_defaults()")

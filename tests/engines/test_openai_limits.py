@@ -8,7 +8,6 @@ import anyio
 import httpcore
 import httpx
 import pytest
-from structlog.testing import capture_logs
 
 from groupstate.engines.http.client import OWN_LIMITS, Broken, NoPlace, NotReached, _named
 from groupstate.engines.openai import OpenAIEngine
@@ -112,18 +111,18 @@ def test_a_server_that_refuses_is_not_taken_for_a_lack_of_this_machine(cause: Ba
 
 
 async def test_what_is_no_stream_waits_for_a_connection_too_as_long_as_it_may(
-    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with OpenAIEngine(server.url) as engine:
         await forget_connections(engine)
         client = engine._fleet.replicas[0].client
         monkeypatch.setattr(anyio, "connect_tcp", Full(2))
-        with capture_logs() as lines:
-            answer = await client.get("/v1/models", timeout_s=5.0)
+        answer = await client.get("/v1/models", timeout_s=5.0)
         await forget_connections(engine)
         monkeypatch.setattr(anyio, "connect_tcp", Full(1_000))
         with pytest.raises(Broken, match=r"no answer to /v1/models within 0\.15 s"):
             await client.get("/v1/models", timeout_s=0.15)
 
         assert answer.status == 200
-    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["requests wait for a connection"]
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith("event='requests wait for a connection' problem=")

@@ -82,7 +82,7 @@ PLACES: dict[str, Callable[[Rules], Any]] = {
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        (f"{MODULE}:in_bnd", "has no 'in_bnd'; did you mean 'in_band'?; or give open_run(selection=...) the function"),
+        (f"{MODULE}:in_bnd", "has no 'in_bnd'; did you mean 'in_band'? or give open_run(selection=...) the function"),
         ("no_such_module:rule", "selection: there is no module 'no_such_module'"),
         (f"{MODULE}:Later", f"selection '{MODULE}:Later' is a class, which makes no selection by itself"),
     ],
