@@ -1,7 +1,7 @@
 """One server over HTTP: plain requests, and answers that come as a stream of events.
 
 Rule 1: httpx is imported here and nowhere else, and what it raises leaves this file as one of two errors: nobody was
-reached, or the connection failed on the way.
+reached, with a kind of its own where that is for want of something here, or the connection failed on the way.
 Rule 2: leaving a stream, by whatever way, closes its connection unless it was read to its end; the server then knows
 that nobody waits for the rest.
 """
