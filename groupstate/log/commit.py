@@ -1,4 +1,4 @@
-"""Group commit: what was posted while the previous commit ran becomes the next one. There is no timer.
+"""Group commit: what was posted while the previous commit ran, or in one turn of the event loop, becomes the next one.
 
 Rule 1: one post is never split over two commits.
 Rule 2: the first failure is the last write. Linux forgets a failed flush and says yes to the next one, so a
@@ -6,6 +6,7 @@ second try would acknowledge what isn't there.
 Rule 3: whoever waits is told, whatever happens: written, failed or closed.
 """
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +21,13 @@ Later: TypeAlias = Callable[[Callable[[], None]], None]
 COMMIT_BYTES_MAX = 8 << 20
 """Posts are gathered up to this size, so that a burst doesn't become one commit that takes a second. A single
 post may be larger."""
+
+TURNS_MAX = 3
+"""Turns of the event loop that one commit gathers, as long as each brings more: a commit takes the processor for half a
+millisecond, however little is in it."""
+
+TURN_S_MAX = 0.05
+"""How long the writer waits for them. What was posted must not wait for whoever computes in the loop for a minute."""
 
 _EVERYBODY = float("inf")
 
@@ -72,6 +80,8 @@ class GroupCommit:
         self._later = later
         self._due = False
         """A step is to be called."""
+        self._gathering = False
+        """The event loop is in a turn that brings posts; the writer waits for its end."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Commit] = deque()
@@ -123,6 +133,7 @@ class GroupCommit:
             if commit.size + size > COMMIT_BYTES_MAX and commit.size:
                 commit = Commit()
                 self._queue.append(commit)
+                self._changed.notify()
             commit.items.append(items)
             commit.size += size
             commit.count += count
@@ -147,10 +158,31 @@ class GroupCommit:
     def _begin(self) -> None:
         """Queue the first commit, and let the writer know: it waits only while nothing is queued."""
         self._queue.append(Commit())
+        if self._inline or self._later is not None:
+            return
+        self._gather()
         self._changed.notify()
-        if self._thread is None and not self._inline and self._later is None:
+        if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="groupstate-log", daemon=True)
             self._thread.start()
+
+    def _gather(self) -> None:
+        """Have the writer wait for the end of this turn, where an event loop takes turns in this thread."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._gathering = True
+        loop.call_soon(self._turned, loop, 1, self.last_seq)
+
+    def _turned(self, loop: asyncio.AbstractEventLoop, turns: int, seq: int) -> None:
+        """The loop has taken a turn since `seq` was the last event."""
+        if turns < TURNS_MAX and self.last_seq > seq:
+            loop.call_soon(self._turned, loop, turns + 1, self.last_seq)
+            return
+        with self._changed:
+            self._gathering = False
+            self._changed.notify()
 
     async def wait(self, seq: int) -> None:
         if seq <= self.durable_seq:
@@ -219,7 +251,13 @@ class GroupCommit:
         with self._changed:
             while wait and not self._queue and not self._closing:
                 self._changed.wait()
+            if self._gathering:
+                self._changed.wait_for(self._is_gathered, TURN_S_MAX)
+                self._gathering = False  # The loop may have ended within the turn.
             return self._take() if self._queue else None
+
+    def _is_gathered(self) -> bool:
+        return self._closing or not self._gathering or len(self._queue) > 1
 
     def _take(self) -> Commit:
         commit = self._queue.popleft()

@@ -1,6 +1,7 @@
 """Small helpers of the log's tests: records, runs on a faulty disk, and what came of them."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import attrs
@@ -17,6 +18,29 @@ from groupstate.testing.contracts.log import weights as weights
 RUN = "/runs/one"
 LOG_ID = "0123456789abcdef0123456789abcdef"
 FIRST_SEGMENT = f"{RUN}/log/{1:020d}.seg"
+
+
+class GatedDisk(FaultyDisk):
+    """A disk whose next flush waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.at_gate = threading.Event()
+
+    def fdatasync(self, fd: int) -> None:
+        self.at_gate.set()
+        assert self.gate.wait(30)
+        super().fdatasync(fd)
+
+    def stop_next_flush(self) -> None:
+        self.gate.clear()
+        self.at_gate.clear()
+
+
+async def reached(event: threading.Event) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, event.wait, 30)
 
 
 def make(disk: Disk, **options: object) -> FileLog:

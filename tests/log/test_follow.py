@@ -15,8 +15,7 @@ from groupstate.log.file import FileLog
 from groupstate.log.follow import follow
 from groupstate.simulate.faults import FaultyDisk
 
-from .scenes import FIRST_SEGMENT, RUN, make, reopen, seqs, weights
-from .test_file_log import GatedDisk, reached
+from .scenes import FIRST_SEGMENT, RUN, GatedDisk, make, reached, reopen, seqs, weights
 
 
 async def collect(reader, last_seq):

@@ -11,8 +11,7 @@ from groupstate.log.payload_files import FILE_HEADER_BYTES, RECORD_HEADER_BYTES
 from groupstate.log.payloads import read_payload
 from groupstate.simulate.faults import FaultyDisk
 
-from .scenes import RUN, close, make, reopen, submitted, weights
-from .test_file_log import GatedDisk, reached
+from .scenes import RUN, GatedDisk, close, make, reached, reopen, submitted, weights
 
 
 def pay(number):

@@ -14,8 +14,7 @@ from groupstate.log.rundir import RunDir
 from groupstate.simulate.faults import Fault, FaultyDisk
 
 from .churn import settle
-from .scenes import LOG_ID, RUN, close, make, reopen, weights
-from .test_file_log import GatedDisk, reached
+from .scenes import LOG_ID, RUN, GatedDisk, close, make, reached, reopen, weights
 from .test_payload_files import pay, pay_files, put_each
 
 FILE_BYTES = 1000
