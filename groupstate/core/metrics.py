@@ -7,12 +7,12 @@ no mean of means.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from groupstate.core.events import TRAIN, EvictReason
+from groupstate.core.events import TRAIN, EvictReason, VersionSpan
 from groupstate.core.group import Group
 from groupstate.core.held import Window
 from groupstate.errors import BadSettings
@@ -177,7 +177,7 @@ def lag_in_flight(group: Group, lag: int) -> int:
 
 def _trajectory_values(groups: Sequence[Group], weight_version: int) -> dict[str, Sequence[float]]:
     rows = [row for group in groups for session in group.sessions for row in session.trajectories]
-    versions = list(_version_ranges(groups))
+    versions = [_version_range(row.spans) for row in rows if row.spans]
     return {
         "off_policy/trajectory_spans": [newest - oldest + 1 for oldest, newest in versions],
         "off_policy/trajectory_staleness": [max(0, weight_version - newest) for _, newest in versions],
@@ -187,11 +187,9 @@ def _trajectory_values(groups: Sequence[Group], weight_version: int) -> dict[str
     }
 
 
-def _version_ranges(groups: Sequence[Group]) -> Iterator[tuple[int, int]]:
-    """Oldest and newest version of each trajectory that says which versions generated it."""
-    for group in groups:
-        for session in group.sessions:
-            for row in session.trajectories:
-                versions = [span.weight_version for span in row.spans]
-                if versions:
-                    yield min(versions), max(versions)
+def _version_range(spans: Sequence[VersionSpan]) -> tuple[int, int]:
+    """Oldest and newest of the versions that generated a trajectory."""
+    if len(spans) == 1:  # As nearly always.
+        return spans[0].weight_version, spans[0].weight_version
+    versions = [span.weight_version for span in spans]
+    return min(versions), max(versions)
