@@ -201,7 +201,10 @@ class Controller:
             self.prompts.pop(event.group_id, None)
         elif isinstance(event, _MAKES_SUSPECT):
             self._suspects[event.group_id] = None
-            if isinstance(event, ev.SessionFailed) and not self._asked_for(event):
+            if isinstance(event, ev.GroupRequeued):
+                # What can't be read is of the attempts before. Of a prompt it is found again.
+                self.damaged.pop(event.group_id, None)
+            elif isinstance(event, ev.SessionFailed) and not self._asked_for(event):
                 self.last_failure = event
         elif isinstance(event, ev.GroupEvicted):
             self.missing.pop(event.group_id, None)

@@ -63,3 +63,19 @@ async def test_a_damaged_prompt_fails_its_group_before_any_session_starts(loop):
 
         assert [event.reasons for event in events(run, ev.GroupEvicted)] == [("damaged",)]
         assert events(run, ev.SessionStarted) == []
+
+
+@virtual
+async def test_a_group_that_starts_over_has_nothing_of_what_was_damaged(loop):
+    async with opened(loop, rules=Rules(mode="sync", failure="keep")) as run:
+        failed = run.submit("p", n=2, group_id="a")
+        for session in range(2):
+            failed.start(session).fail("no luck")
+        # Nobody samples, so that the rules of a sync trainer don't look yet.
+        run._controller.mark_damaged({"a": "told so"})
+
+        run.requeue("a")
+        finish(failed, 0.0, 1.0)
+
+        assert (await run.sample(1, timeout_s=1)).group_ids == ["a"]
+        assert events(run, ev.GroupEvicted) == []

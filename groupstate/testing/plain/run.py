@@ -438,7 +438,7 @@ class Run:
     def start_over(self, g: Group, *, by_rule: bool) -> None:
         g.sessions = [Session(attempt=session.attempt + 1) for session in g.sessions]
         g.counts_from = g.stamp if g.target is None else g.target
-        g.cancelled, g.kept_lag, g.ended_as = False, None, ""
+        g.cancelled, g.damaged, g.kept_lag, g.ended_as = False, False, None, ""
         g.requeues += 1
         g.requeues_by_rule += by_rule
         self.come(g, "pending")
