@@ -21,9 +21,9 @@ export PIP_NO_INPUT = 1
 
 QUICK = not long and not crash and not vllm and not verl and not stacks
 PARALLEL = --numprocesses=$(JOBS) --dist=worksteal
-# The tests of the packages whose coverage is looked at (pyproject.toml). What is measured takes two to three times as long,
-# so the others run without.
-COVERING = tests/core tests/log tests/runtime tests/histories
+# Where the tests are whose branches are looked at (tests/conftest.py). That takes two to three times as long, so all others,
+# and of these the slow ones, run without.
+MEASURED = tests/core tests/log tests/runtime tests/histories
 SOURCES = $(shell find groupstate -name '*.py') groupstate/py.typed pyproject.toml README.md
 PINS = requirements/constraints.txt requirements/run.txt
 
@@ -59,8 +59,8 @@ check: .venv/.installed ## format, lint and types
 .PHONY: test
 test: check ## check, then the tests with the coverage gate
 	@.venv/bin/coverage erase
-	@.venv/bin/python -m pytest --no-header $(PARALLEL) --cov --cov-report= -m '$(QUICK)' $(PYTEST_ARGS) $(COVERING)
-	@.venv/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK)' $(PYTEST_ARGS) $(COVERING:%=--ignore=%)
+	@.venv/bin/python -m pytest --no-header $(PARALLEL) --cov --cov-report= -m '$(QUICK) and measured' $(PYTEST_ARGS) $(MEASURED)
+	@.venv/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK) and not measured' $(PYTEST_ARGS)
 	@echo
 	@echo "Branches of core, log and runtime that no test takes (COVERAGE_MIN=$(COVERAGE_MIN)):"
 	@.venv/bin/coverage report --skip-covered --show-missing --fail-under=$(COVERAGE_MIN)
@@ -77,7 +77,7 @@ $(PYTHONS:%=test-python-%): test-python-%:
 	else \
 		$(MAKE) -s --no-print-directory .venv-$*/.installed && \
 		echo "Testing on Python $*" && \
-		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK)' $(PYTEST_ARGS); \
+		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK) and not slow' --hypothesis-profile=brief $(PYTEST_ARGS); \
 	fi
 
 .PHONY: test-long

@@ -36,6 +36,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("quick", max_examples=50, stateful_step_count=30, deadline=None)
+# For `make test-pythons`: what differs between Pythons shows in any example.
+hypothesis.settings.register_profile("brief", max_examples=10, stateful_step_count=20, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, stateful_step_count=100, deadline=None)
 hypothesis.settings.register_profile("fuzz", max_examples=40_000, deadline=None)
 # For `make mutants`, where what counts is that a test fails, each time for the same mutants, and not on what.
@@ -77,7 +79,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"Left out: {files}")
 
 
+MEASURED = {Path(__file__).parent / name for name in ("core", "log", "runtime", "histories")}
+"""Folders of the tests that take every branch of the packages whose coverage is looked at (pyproject.toml)."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not MEASURED.isdisjoint(item.path.parents) and not item.get_closest_marker("slow"):
+            item.add_marker("measured")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 import attrs
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -447,6 +448,7 @@ class History:
                 assert book.count(phase, partition=partition) == len(names)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=120)
 @given(st.data())
 def test_the_book_agrees_with_a_plain_model_after_every_step(data: st.DataObject) -> None:

@@ -18,6 +18,8 @@ from groupstate.runtime.ledger import DOOMED, SPARE
 from groupstate.testing.plain.settings import SETTINGS
 from tests.core.plain_scenes import STEP_MAX, played
 
+pytestmark = pytest.mark.slow
+
 SETTING_NUMBERS = st.lists(st.integers(0, 2**16 - 1), min_size=SETTINGS, max_size=SETTINGS)
 
 

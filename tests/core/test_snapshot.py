@@ -80,6 +80,7 @@ def test_from_wherever_it_was_kept_the_rest_of_the_log_leads_to_the_same(seq: in
     assert everything(kept) == everything(story.book)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data())
 def test_random_histories_go_on_from_any_place(data: st.DataObject) -> None:

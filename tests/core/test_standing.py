@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import given
 
 from groupstate.core import events as ev
@@ -88,6 +89,7 @@ def of_book(records: Sequence[ev.Record]) -> list[int]:
     return numbers
 
 
+@pytest.mark.slow
 @given(strategies.logs(moves_max=40))
 def test_a_book_and_a_checker_agree_after_every_event_of_a_run(records: list[ev.Record]) -> None:
     assert of_book(records) == of_checker(records)

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable
 from random import Random
 
 import attrs
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,8 @@ from groupstate.core.phases import IN_FLIGHT
 from groupstate.core.rules import PerBatch, Rules, Slots
 from groupstate.runtime.controller import Claim
 from groupstate.testing.notation import Story
+
+pytestmark = pytest.mark.slow
 
 PARTITIONS = (ev.TRAIN, ev.VALIDATION)
 EMPTY = {partition: batch_tally(partition, Book().window(partition), [], [], 0) for partition in PARTITIONS}

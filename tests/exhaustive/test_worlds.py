@@ -12,6 +12,8 @@ from groupstate.testing.exhaustive import explore
 from groupstate.testing.exhaustive.cells import CELLS, told, why_missed
 from groupstate.testing.exhaustive.worlds import LARGER, WORLDS
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "drop": (1176, 6099),
     "cancel": (254, 1289),

@@ -109,6 +109,7 @@ def test_junk_behind_the_end_is_torn():
 # Flipped bits --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_loses_an_acknowledged_event_in_silence():
     disk = FaultyDisk()
     story = story_on(disk)

@@ -58,6 +58,7 @@ def test_a_power_loss_that_keeps_sectors_in_any_order_leaves_what_was_acknowledg
     asyncio.run(everything())
 
 
+@pytest.mark.slow
 def test_a_failure_while_recovering_can_be_recovered_from():
     async def everything():
         for step in STEPS:

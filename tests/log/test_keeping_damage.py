@@ -15,6 +15,8 @@ from groupstate.simulate.faults import FaultyDisk
 from .retiring import OPTIONS, told
 from .scenes import RUN, close, reopen
 
+pytestmark = pytest.mark.slow
+
 KEEPS = ["archive", 1]
 
 

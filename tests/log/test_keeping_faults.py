@@ -49,6 +49,7 @@ def test_the_story_takes_snapshots_and_packs_or_removes_segments(keep):
     assert keep == "archive" or any(words.startswith("unlink") and words.endswith(".snap") for words in operations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", full(17, 1))
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("keep", KEEPS)
@@ -63,6 +64,7 @@ def test_a_killed_process_leaves_what_was_acknowledged_wherever_an_operation_fai
     asyncio.run(everything())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", full(17, 1))
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("keep", KEEPS)
@@ -77,6 +79,7 @@ def test_a_power_loss_leaves_what_was_acknowledged_wherever_an_operation_failed(
     asyncio.run(everything())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", full(11, 1))
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("keep", KEEPS)
@@ -92,6 +95,7 @@ def test_a_power_loss_that_keeps_any_mix_leaves_what_was_acknowledged(keep, once
     asyncio.run(everything())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", full(83, 5))
 @pytest.mark.parametrize("keep", KEEPS)
 def test_a_failure_while_recovering_leaves_what_was_acknowledged(keep, stride):
@@ -114,6 +118,7 @@ def test_a_failure_while_recovering_leaves_what_was_acknowledged(keep, stride):
     asyncio.run(everything())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", full(7, 1))
 @pytest.mark.parametrize("keep", KEEPS)
 def test_what_a_next_process_adds_survives_wherever_the_first_one_failed(keep, stride):

@@ -185,6 +185,7 @@ class LongRun:
                 assert self.log.payloads.get(ref) == body
 
 
+@pytest.mark.slow
 def test_the_files_of_a_long_run_take_twice_what_is_needed_and_two_files():
     run = LongRun(random.Random(1))
     for now in range(4000):

@@ -178,6 +178,7 @@ def test_the_new_run_opens_and_goes_on_and_the_old_one_is_as_it_was(segment):
         FileLog.open(RUN, **settings(disk))
 
 
+@pytest.mark.slow
 def test_every_event_of_a_good_log_can_be_the_last_but_where_an_end_would_be_torn_apart():
     for seq in range(1, len(WHOLE) + 1):
         disk = DRIVEN.copy()
@@ -189,6 +190,13 @@ def test_every_event_of_a_good_log_can_be_the_last_but_where_an_end_would_be_tor
         else:
             repair(RUN, NEW, seq, disk=disk)
             goes_on(disk, NEW, seq)
+
+
+def test_the_last_event_of_a_good_log_can_stay_the_last():
+    disk = DRIVEN.copy()
+    repair(RUN, NEW, len(WHOLE), disk=disk)
+
+    goes_on(disk, NEW, len(WHOLE))
 
 
 def test_an_event_in_the_middle_of_a_commit_can_be_the_last():

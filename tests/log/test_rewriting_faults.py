@@ -11,6 +11,8 @@ from groupstate.simulate.faults import Fault, FaultyDisk
 from .churn import FILE_BYTES, check_payloads, churned
 from .scenes import close, reopen
 
+pytestmark = pytest.mark.slow
+
 
 def told(**options):
     disk = FaultyDisk()

@@ -6,6 +6,8 @@ from groupstate.simulate.drawn import drawn_plan
 from groupstate.simulate.simulator import simulate
 from tests.planted import faults as planted
 
+pytestmark = pytest.mark.slow
+
 FOUND = [
     (planted.cancelled_sampler_keeps_its_groups, 1, "account", "batches .* out, the trainer has"),
     (planted.lost_wake_up, 1, "stuck", "every task is blocked"),

@@ -12,6 +12,8 @@ from tests.planted.__main__ import told
 from tests.planted.faults import TEN
 from tests.planted.tools import NOT_SEEN, TOOLS, by_machine, by_search
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 
 WORLDS_THAT_SHOW = {

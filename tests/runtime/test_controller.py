@@ -265,6 +265,7 @@ def test_a_streak_of_single_sessions_names_the_setting_that_throws_them_away() -
     assert "groups have one session each, which on_singleton 'evict' throws away" in str(story.waiters[0].error)
 
 
+@pytest.mark.slow
 def test_after_a_hundred_failures_reported_twice_as_many_may_run_as_at_first() -> None:
     names = [f"g{number}" for number in range(110)]
     story = play(rules=Rules(admission=Slots(n=4), eviction_streak_max=1_000), source=names, admits=True, group_size=1)
@@ -276,6 +277,7 @@ def test_after_a_hundred_failures_reported_twice_as_many_may_run_as_at_first() -
     assert story.evicted() == dict.fromkeys(names[:100], ("empty",))
 
 
+@pytest.mark.slow
 def test_capacity_at_version_fifty_is_the_same_after_a_crash() -> None:
     story = play(rules=Rules(batch_size=2, admission=Capacity(lag_max=1)), source=map(str, range(200)), admits=True)
     story.ledger.settle()

@@ -20,6 +20,8 @@ from groupstate.log.file import FileLog
 from groupstate.simulate.faults import Fault, FaultyDisk
 from groupstate.simulate.loop import VirtualLoop
 
+pytestmark = pytest.mark.slow
+
 RUN = "/runs/one"
 OPERATIONS = ("submit", "start", "finish", "publish", "sample", "commit", "release", "mark")
 NOW_NS = 1_700_000_000_000_000_000

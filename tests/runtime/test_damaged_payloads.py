@@ -158,6 +158,7 @@ def test_a_payload_file_that_is_gone_costs_its_groups(whole):
     assert hit(path, mark, lambda files: [file.unlink() for file in files])[1] >= set(TRAIN)
 
 
+@pytest.mark.slow
 def test_a_payload_file_that_is_cut_costs_its_groups(whole):
     path, mark = whole
     for number, file in enumerate(files_of(path)):
@@ -170,6 +171,7 @@ def test_a_payload_file_that_is_cut_costs_its_groups(whole):
             assert len(hit(path, mark, cut)[1]) <= 4
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_costs_one_group_at_most(whole):
     path, mark = whole
     for number, file in enumerate(files_of(path)):
@@ -193,6 +195,7 @@ def test_files_under_each_others_names_cost_nobody(whole):
         assert hit(path, mark, swap) == [set(), set()]
 
 
+@pytest.mark.slow
 def test_an_older_copy_or_another_files_bytes_cost_what_they_lack(whole):
     path, mark = whole
     last = len(files_of(path)) - 1

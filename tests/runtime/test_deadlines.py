@@ -435,6 +435,7 @@ async def test_an_expiry_that_can_not_be_written_reaches_the_sampler_as_the_logs
             await waiting
 
 
+@pytest.mark.slow
 @virtual
 async def test_deadlines_of_what_has_ended_are_forgotten_long_before_they_pass(loop):
     async with opened(loop, rules=Rules(session_deadline_s=3600, group_deadline_s=7200)) as run:

@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from groupstate import CheckpointMark, Rules, Trajectory, open_run
 from groupstate.core import events as ev
 from groupstate.core.folding import replayed
@@ -9,6 +11,8 @@ from groupstate.log.file import FileLog
 from groupstate.simulate.faults import FaultyDisk
 from groupstate.simulate.loop import run_virtual
 from tests.runtime.scenes import cut, events, half_right, killed, last_segment, opened, ready, virtual
+
+pytestmark = pytest.mark.slow
 
 
 def handle_phase(run, group_id: str) -> str:

@@ -280,6 +280,7 @@ async def test_a_source_of_failing_prompts_is_not_drawn_without_end(loop, mode):
         assert run.book.totals["submitted"] < 100
 
 
+@pytest.mark.slow
 async def test_taking_up_what_is_pending_costs_in_proportion_to_it():
     async def taken_up(count: int) -> float:
         """Seconds of this thread in which a rollout takes over `count` groups that were pending before it."""
