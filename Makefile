@@ -77,7 +77,7 @@ $(PYTHONS:%=test-python-%): test-python-%:
 	else \
 		$(MAKE) -s --no-print-directory .venv-$*/.installed && \
 		echo "Testing on Python $*" && \
-		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK) and not slow' --hypothesis-profile=brief $(PYTEST_ARGS); \
+		.venv-$*/bin/python -m pytest --no-header $(PARALLEL) -m '$(QUICK) and not slow' $(PYTEST_ARGS); \
 	fi
 
 .PHONY: test-long

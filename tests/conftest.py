@@ -36,8 +36,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("quick", max_examples=50, stateful_step_count=30, deadline=None)
-# For `make test-pythons`: what differs between Pythons shows in any example.
-hypothesis.settings.register_profile("brief", max_examples=10, stateful_step_count=20, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, stateful_step_count=100, deadline=None)
 hypothesis.settings.register_profile("fuzz", max_examples=40_000, deadline=None)
 # For `make mutants`, where what counts is that a test fails, each time for the same mutants, and not on what.
