@@ -192,11 +192,13 @@ def test_every_event_of_a_good_log_can_be_the_last_but_where_an_end_would_be_tor
             goes_on(disk, NEW, seq)
 
 
-def test_the_last_event_of_a_good_log_can_stay_the_last():
+def test_the_end_of_a_group_stays_with_the_end_of_its_last_session():
     disk = DRIVEN.copy()
-    repair(RUN, NEW, len(WHOLE), disk=disk)
+    seq = next(record.seq for record in WHOLE if isinstance(record.event, ev.GroupFinished | ev.GroupFailed)) - 1
 
-    goes_on(disk, NEW, len(WHOLE))
+    with pytest.raises(BadInput, match=f"keep until {seq - 1} or until {seq + 1}"):
+        repair(RUN, NEW, seq, disk=disk)
+    assert not disk.exists(NEW)
 
 
 def test_an_event_in_the_middle_of_a_commit_can_be_the_last():
