@@ -1,4 +1,4 @@
-"""Group commit: what was posted while the previous commit ran, or in one turn of the event loop, becomes the next one.
+"""Group commit: what was posted while the previous commit ran, or until somebody waits for it, becomes the next one.
 
 Rule 1: one post is never split over two commits.
 Rule 2: the first failure is the last write. Linux forgets a failed flush and says yes to the next one, so a
@@ -8,12 +8,13 @@ Rule 3: whoever waits is told, whatever happens: written, failed or closed.
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from groupstate.errors import LogFailed
-from groupstate.log.waiters import Waiters
+from groupstate.log.waiters import FAR, Waiters
 
 Later: TypeAlias = Callable[[Callable[[], None]], None]
 """Calls a function later, once, on the caller's thread: what an event loop's timer does."""
@@ -26,8 +27,9 @@ TURNS_MAX = 3
 """Turns of the event loop that one commit gathers, as long as each brings more: a commit takes the processor for half a
 millisecond, however little is in it."""
 
-TURN_S_MAX = 0.05
-"""How long the writer waits for them. What was posted must not wait for whoever computes in the loop for a minute."""
+GATHER_S_MAX = 0.05
+"""How long a post that nobody waits for may lie in memory. A turn of the loop isn't waited for longer either: what was
+posted must not wait for whoever computes in the loop for a minute."""
 
 _EVERYBODY = float("inf")
 
@@ -80,8 +82,14 @@ class GroupCommit:
         self._later = later
         self._due = False
         """A step is to be called."""
-        self._gathering = False
+        self._in_turn = False
         """The event loop is in a turn that brings posts; the writer waits for its end."""
+        self._ripe_at_s = 0.0
+        """When what is queued is kept at the latest, on the monotonic clock."""
+        self._awaited_seq = durable_seq
+        """The last event that somebody has waited for."""
+        self._gathers = False
+        """The writer waits for more posts, or for somebody who waits for those that are queued."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Commit] = deque()
@@ -160,19 +168,21 @@ class GroupCommit:
         self._queue.append(Commit())
         if self._inline or self._later is not None:
             return
-        self._gather()
+        self._ripe_at_s = time.monotonic() + GATHER_S_MAX
+        self._watch_turn()
         self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="groupstate-log", daemon=True)
             self._thread.start()
 
-    def _gather(self) -> None:
+    def _watch_turn(self) -> None:
         """Have the writer wait for the end of this turn, where an event loop takes turns in this thread."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
+            self._in_turn = False  # A loop may have ended within its turn.
             return
-        self._gathering = True
+        self._in_turn = True
         loop.call_soon(self._turned, loop, 1, self.last_seq)
 
     def _turned(self, loop: asyncio.AbstractEventLoop, turns: int, seq: int) -> None:
@@ -180,14 +190,25 @@ class GroupCommit:
         if turns < TURNS_MAX and self.last_seq > seq:
             loop.call_soon(self._turned, loop, turns + 1, self.last_seq)
             return
-        with self._changed:
-            self._gathering = False
-            self._changed.notify()
+        self._in_turn = False
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Let a writer that waits for more know that it needn't any longer.
+
+        It says that it waits before it looks, and who calls this has changed what it looks at: one sees the other.
+        """
+        if self._gathers and self._is_ripe():
+            with self._changed:
+                self._changed.notify()
 
     async def wait(self, seq: int) -> None:
         if seq <= self.durable_seq:
             return
         woken = self._waiters.add(seq)
+        if self._awaited_seq < seq < FAR:
+            self._awaited_seq = seq
+            self._hurry()
         # Looked at behind the entry in the list: what happened before it doesn't wake this task.
         if seq > self.durable_seq and self._error is None and not self._released:
             await woken
@@ -241,23 +262,29 @@ class GroupCommit:
             commit = self._next(wait=not more)
             if commit is not None:
                 self._commit(commit)
-            elif self._closing:
+            elif self._closing and not self._queue:
                 break
             more = self._tidied()
         self._finish()
 
     def _next(self, *, wait: bool) -> Commit | None:
-        """What is queued first; None where nothing is, and nothing will be or needn't be waited for."""
+        """What is to be kept first; None where nothing is, and nothing will be or needn't be waited for."""
         with self._changed:
             while wait and not self._queue and not self._closing:
                 self._changed.wait()
-            if self._gathering:
-                self._changed.wait_for(self._is_gathered, TURN_S_MAX)
-                self._gathering = False  # The loop may have ended within the turn.
-            return self._take() if self._queue else None
+            self._gathers = True
+            while wait and self._queue and not self._is_ripe():
+                self._changed.wait(max(0.0, self._ripe_at_s - time.monotonic()))
+            self._gathers = False
+            if not self._queue or not self._is_ripe():
+                return None
+            return self._take()
 
-    def _is_gathered(self) -> bool:
-        return self._closing or not self._gathering or len(self._queue) > 1
+    def _is_ripe(self) -> bool:
+        """Whether what is queued is to be kept now. Any thread may ask."""
+        if self._closing or len(self._queue) > 1 or time.monotonic() >= self._ripe_at_s:
+            return True
+        return self._awaited_seq > self.durable_seq and not self._in_turn
 
     def _take(self) -> Commit:
         commit = self._queue.popleft()

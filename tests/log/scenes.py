@@ -40,7 +40,7 @@ class GatedDisk(FaultyDisk):
 
 
 async def reached(event: threading.Event) -> None:
-    await asyncio.get_running_loop().run_in_executor(None, event.wait, 30)
+    assert await asyncio.get_running_loop().run_in_executor(None, event.wait, 30), "it didn't come to that"
 
 
 def make(disk: Disk, **options: object) -> FileLog:

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from groupstate.errors import LogError, LogFailed
+from groupstate.log.commit import GroupCommit
 from groupstate.log.file import FileLog
 from groupstate.log.frames import HEADER_BYTES, checksum_seed, walk
 from groupstate.log.reading import read_log
@@ -88,30 +89,34 @@ async def test_what_is_posted_while_a_commit_runs_becomes_one_commit():
 
 
 async def test_what_is_posted_in_one_turn_of_the_loop_becomes_one_commit(monkeypatch):
-    monkeypatch.setattr("groupstate.log.commit.TURN_S_MAX", 30)
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
     disk = GatedDisk()
     log = make(disk, inline=False)
     disk.at_gate.clear()
-    log.post(weights(1))
-    assert not disk.at_gate.wait(0.05), "the first was taken alone"
-    log.post(weights(2))
-    await log.durable(2)
 
-    assert posts_per_frame(disk) == [2]
+    async def hand_in(seq):
+        assert not disk.at_gate.wait(0.05), "the first was taken alone"
+        log.post(weights(seq))
+        await log.durable(seq)
+
+    await asyncio.gather(hand_in(1), hand_in(2), hand_in(3))
+
+    assert posts_per_frame(disk) == [3]
     await log.aclose()
 
 
 async def test_what_follows_in_the_next_turn_is_gathered_too(monkeypatch):
-    monkeypatch.setattr("groupstate.log.commit.TURN_S_MAX", 30)
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
     disk = GatedDisk()
     log = make(disk, inline=False)
     disk.at_gate.clear()
     log.post(weights(1))
+    waiter = asyncio.ensure_future(log.durable(1))
     log.post(weights(2))
     await asyncio.sleep(0)
     assert not disk.at_gate.wait(0.05), "the first two were taken alone"
     log.post(weights(3))
-    await log.durable(3)
+    await asyncio.wait_for(waiter, 30)
 
     assert posts_per_frame(disk) == [3]
     await log.aclose()
@@ -127,17 +132,143 @@ async def test_a_turn_without_an_end_keeps_nothing_from_the_disk():
     await log.aclose()
 
 
-async def test_turn_after_turn_with_posts_keeps_nothing_from_the_disk(monkeypatch):
-    monkeypatch.setattr("groupstate.log.commit.TURN_S_MAX", 600)
+async def test_turn_after_turn_with_posts_keeps_nobody_waiting(monkeypatch):
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
     disk = GatedDisk()
     log = make(disk, inline=False)
     disk.at_gate.clear()
-    for seq in range(1, 10):
-        log.post(weights(seq))
+    log.post(weights(1))
+    waiter = asyncio.ensure_future(log.durable(1))
+    for seq in range(2, 10):
         await asyncio.sleep(0)
+        log.post(weights(seq))
 
     assert disk.at_gate.wait(30), "nothing is written as long as there are posts"
+    await waiter
     await log.aclose()
+
+
+async def test_what_nobody_waits_for_is_gathered(monkeypatch):
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.at_gate.clear()
+    for seq in (1, 2, 3):
+        log.post(weights(seq))
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert not disk.at_gate.wait(0.05), "the first was kept alone, and nobody waits for it"
+    await asyncio.wait_for(log.durable(1), 30)
+
+    assert posts_per_frame(disk) == [3]
+    await log.aclose()
+
+
+async def test_who_waits_for_the_end_of_the_log_hurries_no_commit(monkeypatch):
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.at_gate.clear()
+    log.post(weights(1))
+    waiter = asyncio.ensure_future(log.durable(1 << 62))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not disk.at_gate.wait(0.05), "the first was kept alone, and nobody waits for it"
+    await log.aclose()
+
+    with pytest.raises(LogFailed, match="is closed"):
+        await waiter
+
+
+async def test_what_nobody_waits_for_is_kept_all_the_same():
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.at_gate.clear()
+    log.post(weights(1))
+
+    await reached(disk.at_gate)
+    await log.aclose()
+
+
+async def test_who_waited_for_an_earlier_commit_does_not_hurry_the_next(monkeypatch):
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
+    disk = GatedDisk()
+    log = make(disk, inline=False)
+    disk.stop_next_flush()
+    log.post(weights(1))
+    waiter = asyncio.ensure_future(log.durable(1))
+    await reached(disk.at_gate)
+    log.post(weights(2))
+    disk.gate.set()
+    await asyncio.wait_for(waiter, 30)
+    disk.at_gate.clear()
+    assert not disk.at_gate.wait(0.05), "the second was kept alone, and nobody waits for it"
+    log.post(weights(3))
+    await asyncio.wait_for(log.durable(3), 30)
+
+    assert posts_per_frame(disk) == [1, 2]
+    await log.aclose()
+
+
+class Tidied:
+    """A commit queue on no disk, with more to tidy up than it ever will."""
+
+    def __init__(self):
+        self.kept, self.times_left = [], 0
+        self.tidied, self.second = threading.Event(), threading.Event()
+        self.queue = GroupCommit("it", 0, self.write, self.tidy, lambda: None, inline=False)
+
+    def write(self, commit):
+        self.kept.append(commit)
+        if len(self.kept) == 2:
+            self.second.set()
+
+    def tidy(self):
+        self.times_left -= 1
+        if self.times_left == 0:
+            self.tidied.set()
+        return not self.queue._closing
+
+
+async def test_tidying_goes_on_while_posts_are_gathered(monkeypatch):
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
+    it = Tidied()
+    it.queue.submit(b"a", 1)
+    await it.queue.wait(1)
+    it.queue.submit(b"b", 1)
+    it.times_left = 10
+
+    await reached(it.tidied)
+    assert len(it.kept) == 1
+    await it.queue.aclose()
+
+
+async def test_a_log_that_is_closed_while_it_tidies_up_keeps_what_it_gathered(monkeypatch):
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
+    it = Tidied()
+    it.queue.submit(b"a", 1)
+    await it.queue.wait(1)
+    it.queue.submit(b"b", 1)
+    look = it.queue._next
+
+    def closed_right_after(*, wait):
+        commit = look(wait=wait)
+        if commit is None:
+            it.queue._closing = True
+        return commit
+
+    it.queue._next = closed_right_after
+    await reached(it.second)
+    await it.queue.aclose()
+
+
+async def test_tidying_keeps_nothing_from_the_disk():
+    it = Tidied()
+    it.queue.submit(b"a", 1)
+    await it.queue.wait(1)
+    it.queue.submit(b"b", 1)
+    await reached(it.second)
+    await it.queue.aclose()
 
 
 def post_in_a_turn_that_never_ends(log):
@@ -158,19 +289,17 @@ def test_a_loop_that_ended_in_its_turn_does_not_slow_the_log_down(monkeypatch):
     disk.at_gate.clear()
     post_in_a_turn_that_never_ends(log)
     assert disk.at_gate.wait(30)
-    monkeypatch.setattr("groupstate.log.commit.TURN_S_MAX", 600)
+    asyncio.run(asyncio.wait_for(log.durable(1), 30))
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
+    log.post(weights(2))
 
-    async def go_on():
-        log.post(weights(2))
-        await asyncio.wait_for(log.durable(2), 30)
-        await log.aclose()
-
-    asyncio.run(go_on())
+    asyncio.run(asyncio.wait_for(log.durable(2), 30))
+    asyncio.run(log.aclose())
     assert log.durable_seq == 2
 
 
 def test_closing_waits_for_no_turn(monkeypatch):
-    monkeypatch.setattr("groupstate.log.commit.TURN_S_MAX", 600)
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
     log = make(GatedDisk(), inline=False)
     post_in_a_turn_that_never_ends(log)
 
@@ -179,7 +308,7 @@ def test_closing_waits_for_no_turn(monkeypatch):
 
 
 async def test_a_full_commit_does_not_wait_for_the_turn(monkeypatch):
-    monkeypatch.setattr("groupstate.log.commit.TURN_S_MAX", 600)
+    monkeypatch.setattr("groupstate.log.commit.GATHER_S_MAX", 600)
     monkeypatch.setattr("groupstate.log.commit.COMMIT_BYTES_MAX", 1)
     disk = GatedDisk()
     log = make(disk, inline=False)
