@@ -21,6 +21,8 @@ export PIP_NO_INPUT = 1
 
 QUICK = not long and not crash and not vllm and not verl and not stacks
 PARALLEL = --numprocesses=$(JOBS) --dist=worksteal
+# Files whose tests share something that takes long to start: a vLLM, a Ray.
+BESIDE = --numprocesses=2 --dist=loadfile
 # Where the tests are whose branches are looked at (tests/conftest.py). That takes two to three times as long, so all others,
 # and of these the slow ones, run without.
 MEASURED = tests/core tests/log tests/runtime tests/histories
@@ -90,7 +92,7 @@ test-crash: .venv/.installed ## the tests that kill real processes
 
 .PHONY: test-vllm
 test-vllm: .venv-vllm/.installed ## the tests on real vLLM, in an environment of its own of 2 GB; no GPU needed
-	@.venv-vllm/bin/python -m pytest --no-header -m 'vllm and not long' $(PYTEST_ARGS) tests/vllm
+	@.venv-vllm/bin/python -m pytest --no-header $(BESIDE) -m 'vllm and not long' $(PYTEST_ARGS) tests/vllm
 
 .PHONY: test-vllm-long
 test-vllm-long: .venv-vllm/.installed ## 2,000 sessions on real vLLM
@@ -99,7 +101,7 @@ test-vllm-long: .venv-vllm/.installed ## 2,000 sessions on real vLLM
 
 .PHONY: test-verl
 test-verl: .venv-verl/.installed ## the tests on real verl and TransferQueue, in an environment of its own of 1.3 GB
-	@.venv-verl/bin/python -m pytest --no-header -m verl $(PYTEST_ARGS) tests/verl
+	@.venv-verl/bin/python -m pytest --no-header $(BESIDE) -m verl $(PYTEST_ARGS) tests/verl
 
 .PHONY: test-stacks
 test-stacks: .venv-stacks/.installed ## the tests on real TRL and miles, in an environment of their own of 1.6 GB; no GPU needed

@@ -27,7 +27,7 @@ TURNS_MAX = 3
 """Turns of the event loop that one commit gathers, as long as each brings more: a commit takes the processor for half a
 millisecond, however little is in it."""
 
-GATHER_S_MAX = 0.05
+GATHER_S_MAX = 0.2
 """How long a post that nobody waits for may lie in memory. A turn of the loop isn't waited for longer either: what was
 posted must not wait for whoever computes in the loop for a minute."""
 
