@@ -131,6 +131,8 @@ async def test_on_a_real_disk_the_walk_is_in_a_thread(tmp_path):
     async with open_run(tmp_path / "run", disk_bytes_max=1, disk_free_min_bytes=1, **options()) as run:
         await anyio.sleep(0.1)
         assert run.book.totals["submitted"] == 0
+        # From here on nothing is written, so nobody looks at the disk behind a commit.
+        await run.ledger.log.durable(run.book.last_seq)
         run.ledger.log.space._bytes_max = None
         batch = await run.sample(1, timeout_s=20)
         assert batch.groups
